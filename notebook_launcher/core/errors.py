@@ -1,0 +1,104 @@
+"""The errors a user can meet.
+
+::
+
+    NotebookLauncherError
+    ├── ConfigError (ValueError)        an option, or a combination of options, that can't be
+    ├── PayloadError (TypeError)        a function, argument or captured variable that can't travel
+    ├── ResultError (TypeError)         a rank's return value that could not travel back
+    ├── ChannelClosedError (ConnectionError)  the process at the other end is gone
+    ├── EngineError (RuntimeError)      worker processes could not be started
+    ├── WorkerError (RuntimeError)      what happened on a rank, as text
+    └── RunTimeoutError (TimeoutError)  a run went on for longer than ``timeout_s``
+    RunInterrupted (KeyboardInterrupt)  the notebook's Stop, drawn as one line
+
+What a launch raises is the worker's own exception, with a ``WorkerError`` as its ``__cause__``.
+"""
+
+from __future__ import annotations
+
+
+class NotebookLauncherError(Exception):
+    """Base of the package's own errors."""
+
+
+class ConfigError(NotebookLauncherError, ValueError):
+    """An option, or a combination of options, that can't be: nothing was started."""
+
+
+class PayloadError(NotebookLauncherError, TypeError):
+    """A function, argument or captured variable that can't travel to a worker: nothing was started."""
+
+
+class ResultError(NotebookLauncherError, TypeError):
+    """A rank's return value that could not travel back; stands in its place in ``Run.results``."""
+
+
+class ChannelClosedError(NotebookLauncherError, ConnectionError):
+    """The process at the other end of a channel is gone."""
+
+
+class EngineError(NotebookLauncherError, RuntimeError):
+    """Worker processes could not be started, with what the system said."""
+
+
+class RunTimeoutError(NotebookLauncherError, TimeoutError):
+    """A run went on for longer than its ``timeout_s``; the message says where each rank was."""
+
+
+class WorkerError(NotebookLauncherError, RuntimeError):
+    """What happened on one rank, told as text.
+
+    Attributes: ``rank``, ``host``, ``kind`` (the exception's type name, a signal's name, or "exit"),
+    ``traceback_text`` (the worker's own frames, "" when the process died without a word) and ``others`` (one line for
+    each other rank's fate).
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        rank: int,
+        host: str = "",
+        kind: str = "",
+        traceback_text: str = "",
+        others: tuple[str, ...] = (),
+    ) -> None:
+        """Keep the facts; ``message`` is the headline."""
+        super().__init__(message)
+        self.message = message
+        self.rank = rank
+        self.host = host
+        self.kind = kind
+        self.traceback_text = traceback_text
+        self.others = others
+
+    def __str__(self) -> str:
+        """The headline, the rank's traceback, and what the other ranks did."""
+        parts = [self.message]
+        if self.traceback_text:
+            parts.append(self.traceback_text.rstrip())
+        parts.extend(self.others)
+        return "\n".join(parts)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickle with the keyword-only facts, which the default would lose."""
+        return (
+            _worker_error,
+            (self.message, self.rank, self.host, self.kind, self.traceback_text, self.others),
+            self.__dict__,
+        )
+
+
+def _worker_error(
+    message: str, rank: int, host: str, kind: str, traceback_text: str, others: tuple[str, ...]
+) -> WorkerError:
+    return WorkerError(message, rank=rank, host=host, kind=kind, traceback_text=traceback_text, others=others)
+
+
+class RunInterrupted(KeyboardInterrupt):
+    """The notebook's Stop ended a run; a cell shows it as one short line."""
+
+    def _render_traceback_(self) -> list[str]:
+        """IPython asks for this: the line, and no frames."""
+        return [str(self)]

@@ -1,0 +1,48 @@
+"""Named choices (engines, strategies, backends, sinks): one line a choice, its module imported on first use."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from notebook_launcher.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+def unknown_name(kind: str, name: object, known: Iterable[str]) -> ConfigError:
+    """The error for a name that is not known: it lists those that are and guesses the one that was meant."""
+    names = sorted(known)
+    near = difflib.get_close_matches(str(name), names, n=1)
+    guess = f" Did you mean {near[0]!r}?" if near else ""
+    return ConfigError(f"{kind} {name!r} is not known ({', '.join(names)}).{guess}")
+
+
+class Registry:
+    """A table of names, each standing for ``"package.module:attribute"``, which is imported when it is first asked for."""
+
+    def __init__(self, kind: str, entries: dict[str, str]) -> None:
+        """``kind`` names what the table holds, for messages: "engine", "strategy"."""
+        self.kind = kind
+        self._entries = dict(entries)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The known names, in the order in which they were registered."""
+        return tuple(self._entries)
+
+    def add(self, name: str, target: str) -> None:
+        """Register one more choice; a name that is taken raises ``ConfigError``."""
+        if name in self._entries:
+            msg = f"{self.kind} {name!r} is registered already, as {self._entries[name]!r}"
+            raise ConfigError(msg)
+        self._entries[name] = target
+
+    def load(self, name: str) -> Any:
+        """Import and return what ``name`` stands for; an unknown name raises ``ConfigError``."""
+        if name not in self._entries:
+            raise unknown_name(self.kind, name, self._entries)
+        module, _, attribute = self._entries[name].partition(":")
+        return getattr(importlib.import_module(module), attribute)

@@ -1,0 +1,52 @@
+"""Engines: where worker processes come from. One file and one line here each."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from notebook_launcher.core.registry import Registry
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from notebook_launcher.core.channel import SocketChannel
+    from notebook_launcher.core.config import LaunchConfig
+    from notebook_launcher.core.events import Run
+
+ENGINES = Registry("engine", {"local": "notebook_launcher.launcher.engines.local:LocalEngine"})
+
+
+class Worker(Protocol):
+    """One worker process as the supervisor sees it."""
+
+    channel: SocketChannel
+    streams: dict[str, int]  # "stdout", "stderr" -> descriptor to read, for engines whose workers write to pipes
+    status: int  # descriptor to read pid and exit code from, as core.forking.STATUS lays them out
+    orphaned: bool  # whoever reaps it has died: its end shows by its channel's only
+
+    @property
+    def pid(self) -> int | None:
+        """The process's id on its host, None until known."""
+
+    @property
+    def exit_code(self) -> int | None:
+        """The exit code, negative for a signal; None while running or where nobody knows it."""
+
+    def read_status(self) -> bool:
+        """Read what ``status`` has, without waiting; True when nothing more will come."""
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the worker, and with SIGKILL to all that it started; harmless once it has ended."""
+
+    def close(self) -> None:
+        """Drop the launcher's ends of all lines."""
+
+
+class Engine(Protocol):
+    """Starts one worker a command, in rank order, each with its ``Run`` command already under way."""
+
+    def start(self, commands: Sequence[Run], config: LaunchConfig) -> list[Worker]:
+        """Return at once; a worker that can't start ends by its status. Raises ``EngineError``."""
+
+    def stand_by(self, num_workers: int, config: LaunchConfig) -> None:
+        """A run of ``num_workers`` ranks has ended: make the next launch fast, where that is possible."""

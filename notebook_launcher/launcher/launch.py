@@ -1,0 +1,93 @@
+"""``launch``: run a function on every device of this machine."""
+
+from __future__ import annotations
+
+import pathlib
+import sys
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from notebook_launcher.core.config import LaunchConfig
+from notebook_launcher.launcher import payload as payloads
+from notebook_launcher.launcher import warm
+from notebook_launcher.launcher.commands import commands, pack_surroundings
+from notebook_launcher.launcher.engines import ENGINES
+from notebook_launcher.launcher.output import OutputLog
+from notebook_launcher.launcher.plan import make_plan
+from notebook_launcher.launcher.record import Record
+from notebook_launcher.launcher.run import Run
+from notebook_launcher.launcher.sinks import SINKS
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Mapping, Sequence
+
+    from notebook_launcher.launcher.engines import Worker
+    from notebook_launcher.launcher.payload import Payload
+    from notebook_launcher.launcher.sinks import Sink
+
+def launch(
+    fn: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    num_processes: int | None = None,
+    config: LaunchConfig | str | os.PathLike[str] | Mapping[str, Any] | None = None,
+    wait: bool = True,
+    **options: Any,
+) -> Run:
+    """Run ``fn(*args, **kwargs)`` on every device of this machine and return the ``Run``.
+
+    ``config`` is a ``LaunchConfig``, a dictionary of options or the path of a YAML file; ``options`` are the fields of
+    ``LaunchConfig`` and override it. With ``wait=False`` the call returns at once and the run goes on by itself.
+
+    Raises ``ConfigError`` or ``PayloadError`` before anything starts when an option or a captured object can't be; then
+    what ``Run.wait`` raises: the worker's own exception, with a ``WorkerError`` as its ``__cause__``.
+    """
+    if num_processes is not None:
+        options["num_processes"] = num_processes
+    payloads.check_call(fn, args, kwargs)
+    chosen = LaunchConfig.make(config, **options)
+    return launch_payload(payloads.for_call(fn, args, kwargs), chosen, wait=wait)
+
+
+def launch_payload(payload: Payload, config: LaunchConfig, *, wait: bool, sink: str | None = None) -> Run:
+    """Run a packed function or cell as ``config`` says; ``launch`` and the magics end here.
+
+    ``sink`` names who shows the run: by default the cell in a notebook, else the terminal.
+    """
+    _warn_of_large(payload)
+    engine = ENGINES.load(config.engine)()
+    plan = make_plan(config, warm.devices)
+    folder = pathlib.Path(config.log_dir) if config.log_dir else None
+    shown = {0} if config.output == "main" else None
+    output = OutputLog(len(plan.worlds), folder=folder, shown_ranks=shown)
+    record = Record(plan.headline, list(plan.notes), output, len(plan.worlds))
+    sinks: list[Sink] = [SINKS.load(sink or _default_sink())()]
+    surroundings = pack_surroundings(payload.sources, plan.environment)
+
+    def start(attempt: int) -> list[Worker]:
+        with commands(plan.worlds, surroundings, payload.packed, attempt) as ready:
+            workers: list[Worker] = engine.start(ready, config)
+        return workers
+
+    run = Run(payload.name, config, record, sinks, start)
+    for one in sinks:
+        one.opened(record)
+    run.begin(after=lambda: engine.stand_by(len(plan.worlds), config))
+    return run.wait() if wait else run
+
+
+def _default_sink() -> str:
+    """Who shows a run: the cell where IPython runs in a kernel, else the terminal."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return "cell" if getattr(shell, "kernel", None) is not None else "terminal"
+
+
+def _warn_of_large(payload: Payload) -> None:
+    for name, size in payload.large:
+        warnings.warn(
+            f"the launch sends {name!r} along, {size / 1e6:,.0f} MB; the ranks share one copy until they write to it",
+            stacklevel=4,
+        )

@@ -1,0 +1,143 @@
+"""What a run has come to, in words and as the exception that a launch raises."""
+
+from __future__ import annotations
+
+import functools
+import signal
+from typing import TYPE_CHECKING
+
+from notebook_launcher.core import pickling
+from notebook_launcher.core.errors import RunTimeoutError, WorkerError
+from notebook_launcher.launcher.state import Phase, RankState, RunState
+
+if TYPE_CHECKING:
+    from notebook_launcher.core.events import Failed
+
+_REASONS = {
+    signal.SIGKILL: "most likely the machine ran out of memory: try a smaller batch, model, or number of processes",
+    signal.SIGSEGV: "native code crashed: the Python line where it happened is in the output below",
+    signal.SIGBUS: "native code crashed; on a machine with a small /dev/shm, it is often full",
+    signal.SIGABRT: "native code gave up: its own message is in the output below",
+    signal.SIGILL: "native code was built for another processor",
+    signal.SIGFPE: "native code divided by zero",
+    signal.SIGTERM: "something outside this run asked it to end",
+}
+
+
+def signal_name(code: int) -> str:
+    """"SIGKILL" for -9; "signal 70" for one without a name."""
+    try:
+        return signal.Signals(-code).name
+    except ValueError:
+        return f"signal {-code}"
+
+
+def death(code: int | None, memory: str) -> tuple[str, str]:
+    """(kind, sentence) for a process that ended without a word; ``memory`` is the machine's use at the time."""
+    if code is None:
+        return "exit", "its process is gone, and nobody knows how it ended"
+    if code < 0:
+        name = signal_name(code)
+        reason = _REASONS.get(signal.Signals(-code), "") if name.startswith("SIG") else ""
+        at_the_time = f" ({memory})" if -code == signal.SIGKILL and memory else ""
+        return name, f"its process was ended by {name}" + (f": {reason}{at_the_time}" if reason else "")
+    return "exit", f"its process left with exit code {code} before the function had returned (os._exit or the like)"
+
+
+def fate(state: RankState, cause: RankState | None) -> str:
+    """One line on what became of a rank."""
+    if state.phase is Phase.RAISED and state.failed is not None:
+        return _raised(state, state.failed, cause)
+    if state.phase is not Phase.DIED:
+        return state.phase.value
+    if state.sent is None:
+        return death(state.exit_code, "")[1]
+    code = state.exit_code
+    return f"{_doing(state)}, " + (f"ended by {signal_name(code)}" if code is not None and code < 0 else "ended")
+
+
+def _raised(state: RankState, failed: Failed, cause: RankState | None) -> str:
+    if state is not cause and cause is not None and cause.failed is not None and _same(failed, cause.failed):
+        return f"raised the same {failed.type_name}"
+    if failed.type_name == "KeyboardInterrupt" and state.sent is not None:
+        return f"{_doing(state)}, interrupted"
+    first_line = failed.message.split("\n", 1)[0][:200]
+    return f"raised {failed.type_name}" + (f": {first_line}" if first_line else "")
+
+
+def fates(state: RunState, without: int | None = None) -> tuple[str, ...]:
+    """One line for each rank but ``without``; ranks of the same fate share one."""
+    cause = state.ranks[state.cause] if state.cause is not None else None
+    grouped: dict[str, list[int]] = {}
+    for rank, one in enumerate(state.ranks):
+        if rank != without:
+            grouped.setdefault(fate(one, cause), []).append(rank)
+    return tuple(f"{_ranks(ranks)}: {text}" for text, ranks in grouped.items())
+
+
+def error_of(state: RunState, host: str, tails: dict[int, str], memory: str) -> BaseException:
+    """The exception that the failed run raises: the worker's own, with a ``WorkerError`` as its cause.
+
+    ``tails`` is the end of each rank's standard error, which for a crash is all there is.
+    """
+    rank = state.cause if state.cause is not None else 0
+    one = state.ranks[rank]
+    others = fates(state, without=rank)
+    total = len(state.ranks)
+    if one.failed is None:
+        kind, sentence = death(one.exit_code, memory)
+        tail = tails.get(rank, "").strip()
+        message = f"rank {rank} of {total} died: {sentence}"
+        return WorkerError(message, rank=rank, host=host, kind=kind, traceback_text=tail, others=others)
+    failed = one.failed
+    headline = f"rank {rank} of {total} raised {failed.type_name}" + (f": {failed.message}" if failed.message else "")
+    if failed.type_name == "SystemExit":
+        headline = f"rank {rank} of {total} called sys.exit({failed.message}), which ended the run"
+    worker_error = WorkerError(
+        headline, rank=rank, host=host, kind=failed.type_name, traceback_text=failed.traceback_text, others=others
+    )
+    return _own_exception(failed, worker_error) or drawn_as(worker_error, str(worker_error))
+
+
+def _own_exception(failed: Failed, worker_error: WorkerError) -> BaseException | None:
+    """The worker's exception in the kernel, None where it has to stay text."""
+    if failed.error is None:
+        return None
+    try:
+        error = pickling.load_error(failed.error)
+    except Exception as problem:  # noqa: BLE001 - unpickling runs the user's code
+        worker_error.add_note(f"the exception itself can't be made here: {type(problem).__name__}: {problem}")
+        return None
+    if not isinstance(error, Exception):
+        return None  # SystemExit or KeyboardInterrupt of a worker must not end the notebook's kernel
+    worker_error.__cause__ = error.__cause__
+    error.add_note(f"[rank {worker_error.rank} on {worker_error.host}]")
+    error.__cause__ = worker_error
+    return drawn_as(error, str(worker_error))
+
+
+def drawn_as(error: BaseException, text: str) -> BaseException:
+    """Make IPython draw ``error`` as ``text``: the worker's frames, not the launcher's."""
+    error._render_traceback_ = functools.partial(text.split, "\n")  # type: ignore[attr-defined]
+    return error
+
+
+def timeout_error(state: RunState, timeout_s: float) -> RunTimeoutError:
+    """The error of a run that went on for too long: where each rank was."""
+    lines = "\n".join(fates(state))
+    return RunTimeoutError(f"the run was stopped after timeout_s={timeout_s:g}\n{lines}")
+
+
+def _same(one: Failed, other: Failed) -> bool:
+    return (one.type_name, one.message) == (other.type_name, other.message)
+
+
+def _doing(state: RankState) -> str:
+    where = state.where
+    if where is None or not where.call:
+        return "was running"
+    return f"was in {where.call}" + (f" ({where.line})" if where.line else "")
+
+
+def _ranks(ranks: list[int]) -> str:
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"

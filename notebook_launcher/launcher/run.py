@@ -1,0 +1,216 @@
+"""``Run``: one launch as its user holds it, while it goes on and after."""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from notebook_launcher.core import pickling
+from notebook_launcher.core.errors import ResultError, RunInterrupted
+from notebook_launcher.launcher import outcome
+from notebook_launcher.launcher.state import Phase, RunState
+from notebook_launcher.launcher.supervisor import Supervisor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from notebook_launcher.core.config import LaunchConfig
+    from notebook_launcher.launcher.engines import Worker
+    from notebook_launcher.launcher.record import Record
+    from notebook_launcher.launcher.sinks import Sink
+
+_SLICE_S = 0.25  # the kernel waits in short slices of Python, so that Stop gets through
+_TAIL_CHARACTERS = 4000
+_history: list[weakref.ref[Run]] = []
+
+
+def history() -> list[Run]:
+    """This kernel's runs that are still held by someone, the oldest first."""
+    return [run for run in (reference() for reference in _history) if run is not None]
+
+
+class Run:
+    """One launch: its state while it goes on, its results when it is over.
+
+    ``config`` is the ``LaunchConfig`` that it was started with, ``name`` the function's.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        config: LaunchConfig,
+        record: Record,
+        sinks: Sequence[Sink],
+        start: Callable[[int], list[Worker]],
+    ) -> None:
+        """Start the workers by ``start(attempt)``; ``launch`` is what users call."""
+        self.name = name
+        self.config = config
+        self._record = record
+        self._sinks = sinks
+        self._start = start
+        self._ended = threading.Event()
+        self._results: list[Any] | None = None
+        self._error: BaseException | None = None
+        self._interrupted = False
+        self._supervisor = self._attempt(0)
+        self._after: Callable[[], None] = lambda: None
+        _history.append(weakref.ref(self))
+
+    def begin(self, after: Callable[[], None]) -> None:
+        """Begin to supervise, on a thread of its own; ``after`` is called there when the run has ended."""
+        self._after = after
+        _running.add(self)
+        threading.Thread(target=self._supervise, name=f"notebook-launcher-run-{self.name}", daemon=True).start()
+
+    # --- what a user asks -------------------------------------------------------------------------------------------
+
+    @property
+    def status(self) -> str:
+        """One word: starting, running, stopping, finished, failed, stopped, timed out."""
+        return self._record.status
+
+    @property
+    def results(self) -> list[Any]:
+        """What each rank's function returned, by rank; waits for the end.
+
+        A rank that failed or was stopped has None; one whose value could not travel, a ``ResultError`` that says why.
+        """
+        self._wait_for_end(None)
+        if self._results is None:
+            self._results = [self._load(rank) for rank in range(self._record.num_ranks)]
+        return self._results
+
+    @property
+    def result(self) -> Any:
+        """What rank 0's function returned; waits for the end."""
+        return self.results[0]
+
+    @property
+    def error(self) -> BaseException | None:
+        """The exception that ``wait`` raises, None while the run goes on and when all went well."""
+        return self._error
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """What ``Accelerator.log`` sent so far: rank, step, time_s (Unix time) and the values, a dictionary each."""
+        return list(self._record.metrics)
+
+    @property
+    def pids(self) -> list[int | None]:
+        """The process id of each rank, None where it is not known yet."""
+        return [self._record.pids.get(rank) for rank in range(self._record.num_ranks)]
+
+    def logs(self, rank: int = 0) -> str:
+        """What a rank has printed so far; of a long output, the last lines (``log_dir`` keeps all)."""
+        return self._record.output.text(rank)
+
+    def wait(self, timeout_s: float | None = None) -> Run:
+        """Wait for the end and return the run; an interrupt of the notebook stops the run, a second one kills it.
+
+        Raises the worker's exception when a rank failed, ``RunTimeoutError`` when the run passed its own ``timeout_s``,
+        ``RunInterrupted`` when the notebook's Stop ended it, ``TimeoutError`` when it goes on after ``timeout_s``.
+        """
+        self._wait_for_end(timeout_s)
+        if self._error is not None:
+            raise self._error
+        if self._interrupted and not self._all_returned:
+            raise RunInterrupted(self._record.summary)
+        return self
+
+    def stop(self) -> None:
+        """Interrupt every rank; those that do not end are terminated, then killed. A second call kills at once."""
+        self._supervisor.request("stop")
+
+    def kill(self) -> None:
+        """End every rank's process now."""
+        self._supervisor.request("kill")
+
+    def __repr__(self) -> str:
+        """One line a person can read."""
+        what = self._record.summary or f"{self.status}, {self._record.elapsed_s:.1f} s"
+        return f"<Run {self.name}: {self._record.headline}: {what}>"
+
+    # --- inside -----------------------------------------------------------------------------------------------------
+
+    @property
+    def _state(self) -> RunState:
+        return self._supervisor.state
+
+    @property
+    def _all_returned(self) -> bool:
+        return all(state.phase is Phase.RETURNED for state in self._state.ranks)
+
+    def _attempt(self, number: int) -> Supervisor:
+        workers = self._start(number)
+        state = RunState(len(workers), stop_grace_s=self.config.stop_grace_s, timeout_s=self.config.timeout_s)
+        return Supervisor(state, workers, self._record, self._sinks)
+
+    def _supervise(self) -> None:
+        attempt = 0
+        try:
+            self._supervisor.supervise()
+            while self._state.status == "failed" and attempt < self.config.max_restarts:
+                attempt += 1
+                first = outcome.fates(self._state)[0]
+                self._record.notes.append(f"restart {attempt} of {self.config.max_restarts}: {first}")
+                self._supervisor = self._attempt(attempt)
+                self._supervisor.supervise()
+            self._conclude()
+        except BaseException as error:  # noqa: BLE001 - a fault of ours must reach the user, not end a thread in silence
+            self._error = error
+            self._record.end("failed", f"the launcher itself failed: {type(error).__name__}: {error}")
+        finally:
+            _running.discard(self)
+            self._ended.set()
+            self._after()
+
+    def _conclude(self) -> None:
+        state, record = self._state, self._record
+        if state.status == "failed":
+            tails = {rank: record.output.text(rank)[-_TAIL_CHARACTERS:] for rank in range(record.num_ranks)}
+            host = record.hosts.get(state.cause or 0, "")
+            self._error = outcome.error_of(state, host, tails, record.memory)
+        elif state.status == "timed out":
+            self._error = outcome.timeout_error(state, self.config.timeout_s or 0.0)
+        record.output.close()
+        record.end(state.status, self._summary())
+        for sink in self._sinks:
+            sink.closed(record)
+
+    def _summary(self) -> str:
+        state, took = self._state, f"{self._record.elapsed_s:.1f} s"
+        if state.status == "finished":
+            return f"finished in {took}"
+        if state.status == "failed":
+            cause = state.cause or 0
+            return f"failed after {took}: rank {cause} {outcome.fate(state.ranks[cause], None)}"
+        return f"{state.status} after {took}: {'; '.join(outcome.fates(state))}"
+
+    def _wait_for_end(self, timeout_s: float | None) -> None:
+        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+        while not self._ended.is_set():
+            left_s = _SLICE_S if deadline_s is None else max(0.0, deadline_s - time.monotonic())
+            try:
+                self._ended.wait(min(_SLICE_S, left_s))
+            except KeyboardInterrupt:
+                self._interrupted = True
+                self.stop()  # the second time, the state machine kills
+            if deadline_s is not None and time.monotonic() >= deadline_s and not self._ended.is_set():
+                raise TimeoutError(f"{self!r} still goes on after {timeout_s:g} s; wait again, or stop() it")
+
+    def _load(self, rank: int) -> Any:
+        finished = self._record.finished.get(rank)
+        if finished is None:
+            return None
+        if finished.result is None:
+            return ResultError(f"rank {rank}: {finished.problem}")
+        try:
+            return pickling.loads(finished.result)
+        except Exception as error:  # noqa: BLE001 - unpickling runs the user's code
+            return ResultError(f"rank {rank}: the result can't be made here: {type(error).__name__}: {error}")
+
+
+_running: set[Run] = set()  # a run that nobody holds goes on all the same

@@ -1,0 +1,238 @@
+"""The supervisor: a thread a run that reads what workers say, asks the state machine, and does what it answers."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from notebook_launcher.core import events
+from notebook_launcher.core.errors import ChannelClosedError
+from notebook_launcher.launcher.state import Act, Action, signal_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from notebook_launcher.launcher.engines import Worker
+    from notebook_launcher.launcher.record import Record
+    from notebook_launcher.launcher.sinks import Sink
+    from notebook_launcher.launcher.state import RunState
+
+_PAINT_S = 0.1  # a sink is told of changes at most this often
+_IDLE_S = 0.25  # the longest wait; deadlines of seconds need no finer clock
+_LADDER_S = 0.05  # the wait while a ladder is being climbed
+_READ_BYTES = 1 << 20
+
+
+class Supervisor:
+    """Supervises one attempt of a run: ``supervise`` returns when every process is gone."""
+
+    def __init__(self, state: RunState, workers: Sequence[Worker], record: Record, sinks: Sequence[Sink]) -> None:
+        """Watch ``workers``, keep what they say in ``record``, tell ``sinks``."""
+        self.state = state
+        self._workers = list(workers)
+        self._record = record
+        self._sinks = sinks
+        self._lock = threading.Lock()
+        self._requests: list[str] = []
+        self._wake_reader, self._wake_writer = os.pipe()
+        self._selector = selectors.DefaultSelector()
+        self._hung_up = [False] * len(workers)
+        self._next_paint_s = 0.0
+        self._on_event: dict[type, Callable[[int, Any], list[Action]]] = {
+            events.Started: self._started,
+            events.Output: lambda rank, event: self._output(rank, event.stream, event.data),
+            events.Display: self._display,
+            events.Metric: self._metric,
+            events.Interrupted: self._heard,
+            events.Where: self._where,
+            events.Finished: self._finished,
+            events.Failed: self._failed,
+        }
+
+    def request(self, what: str) -> None:
+        """Ask for "stop" or "kill", from any thread."""
+        with self._lock:
+            self._requests.append(what)
+            if self._wake_writer >= 0:
+                os.write(self._wake_writer, b"!")
+
+    def supervise(self) -> None:
+        """Run until every worker's process is gone; then close all lines."""
+        self._register()
+        try:
+            while not self.state.done:
+                for key, _ in self._selector.select(self._wait_s()):
+                    source, rank = key.data
+                    self._do(self._read(source, rank))
+                self._do(self._take_requests())
+                self._do(self.state.tick(time.monotonic()))
+                self._paint()
+        finally:
+            self._close()
+
+    # --- what comes in ----------------------------------------------------------------------------------------------
+
+    def _register(self) -> None:
+        self._selector.register(self._wake_reader, selectors.EVENT_READ, ("wake", -1))
+        for rank, worker in enumerate(self._workers):
+            self._selector.register(worker.channel.fileno(), selectors.EVENT_READ, ("channel", rank))
+            self._selector.register(worker.status, selectors.EVENT_READ, ("status", rank))
+            for stream, number in worker.streams.items():
+                self._selector.register(number, selectors.EVENT_READ, (stream, rank))
+
+    def _wait_s(self) -> float:
+        wait_s = _LADDER_S if self.state.reason else _IDLE_S
+        if self._record.changed:
+            wait_s = min(wait_s, max(0.0, self._next_paint_s - time.monotonic()))
+        return wait_s
+
+    def _read(self, source: str, rank: int) -> list[Action]:
+        if source == "wake":
+            os.read(self._wake_reader, 4096)
+            return []
+        if source == "channel":
+            return self._read_channel(rank)
+        if source == "status":
+            return self._read_status(rank)
+        self._read_stream(rank, source)
+        return []
+
+    def _read_channel(self, rank: int) -> list[Action]:
+        worker, actions = self._workers[rank], []
+        if self._hung_up[rank]:
+            return []
+        number = worker.channel.fileno()
+        try:
+            while True:
+                event = worker.channel.receive(0)
+                actions += self._on_event[type(event)](rank, event)
+        except TimeoutError:
+            return actions
+        except ChannelClosedError:
+            self._hung_up[rank] = True
+            self._selector.unregister(number)
+            return actions + self._gone_if_orphaned(rank)
+
+    def _read_status(self, rank: int) -> list[Action]:
+        worker = self._workers[rank]
+        if not worker.read_status():
+            return []
+        self._selector.unregister(worker.status)
+        actions = self._gone_if_orphaned(rank)
+        return actions if worker.orphaned else actions + self._gone(rank, worker.exit_code)
+
+    def _gone_if_orphaned(self, rank: int) -> list[Action]:
+        """Without a fork server nobody learns the exit code: the channel's end is the process's end."""
+        worker = self._workers[rank]
+        return self._gone(rank, None) if worker.orphaned and self._hung_up[rank] else []
+
+    def _gone(self, rank: int, code: int | None) -> list[Action]:
+        actions = self._read_channel(rank)  # its last words first
+        for stream in list(self._workers[rank].streams):
+            while self._read_stream(rank, stream):
+                pass
+        self._record.note_memory()
+        return actions + self.state.exited(rank, code, time.monotonic())
+
+    def _read_stream(self, rank: int, stream: str) -> bool:
+        number = self._workers[rank].streams.get(stream)
+        if number is None:
+            return False
+        try:
+            data = os.read(number, _READ_BYTES)
+        except BlockingIOError:
+            return False
+        if not data:
+            self._selector.unregister(number)
+            os.close(self._workers[rank].streams.pop(stream))
+            return False
+        self._output(rank, stream, data)
+        return True
+
+    # --- events -----------------------------------------------------------------------------------------------------
+
+    def _started(self, rank: int, event: events.Started) -> list[Action]:
+        self._record.started(rank, event)
+        return self.state.started(rank, time.monotonic())
+
+    def _output(self, rank: int, stream: str, data: bytes) -> list[Action]:
+        self._record.output.feed(rank, stream, data)
+        self._record.changed = True
+        return []
+
+    def _display(self, rank: int, event: events.Display) -> list[Action]:
+        for sink in self._sinks:
+            sink.displayed(rank, event)
+        return []
+
+    def _metric(self, rank: int, event: events.Metric) -> list[Action]:
+        self._record.metric(rank, event)
+        return []
+
+    def _heard(self, rank: int, _: events.Interrupted) -> list[Action]:
+        self.state.heard(rank)
+        return []
+
+    def _where(self, rank: int, event: events.Where) -> list[Action]:
+        self.state.found(rank, event)
+        return []
+
+    def _finished(self, rank: int, event: events.Finished) -> list[Action]:
+        self._record.finished[rank] = event
+        return self.state.returned(rank, time.monotonic())
+
+    def _failed(self, rank: int, event: events.Failed) -> list[Action]:
+        return self.state.raised(rank, event, time.monotonic())
+
+    # --- what goes out ----------------------------------------------------------------------------------------------
+
+    def _take_requests(self) -> list[Action]:
+        with self._lock:
+            requests, self._requests = self._requests, []
+        actions = []
+        for what in requests:
+            actions += self.state.stop(time.monotonic()) if what == "stop" else self.state.kill(time.monotonic())
+        return actions
+
+    def _do(self, actions: list[Action]) -> None:
+        for action in actions:
+            self._record.changed = True
+            worker = self._workers[action.rank]
+            if action.act in (Act.ASK_WHERE, Act.RELEASE, Act.LEAVE):
+                message = {Act.ASK_WHERE: events.AskWhere, Act.RELEASE: events.Release, Act.LEAVE: events.Leave}
+                with contextlib.suppress(ChannelClosedError):  # it has gone: its status will say so
+                    worker.channel.send(message[action.act]())
+            elif worker.pid is None and action.act in (Act.TERMINATE, Act.KILL):
+                # Not forked yet. It will find its channel closed and leave.
+                self._hang_up(action.rank)
+                self._do(self.state.exited(action.rank, None, time.monotonic()))
+            else:
+                worker.signal(signal_of(action.act))
+
+    def _hang_up(self, rank: int) -> None:
+        if not self._hung_up[rank]:
+            self._hung_up[rank] = True
+            self._selector.unregister(self._workers[rank].channel.fileno())
+            self._workers[rank].channel.close()
+
+    def _paint(self) -> None:
+        self._record.status = self.state.status
+        now_s = time.monotonic()
+        if self._record.changed and now_s >= self._next_paint_s:
+            self._record.changed = False
+            self._next_paint_s = now_s + _PAINT_S
+            for sink in self._sinks:
+                sink.changed(self._record)
+
+    def _close(self) -> None:
+        self._selector.close()
+        for worker in self._workers:
+            worker.close()
+        with self._lock:
+            os.close(self._wake_reader)
+            os.close(self._wake_writer)
+            self._wake_writer = -1

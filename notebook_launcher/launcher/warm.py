@@ -1,0 +1,160 @@
+"""What this kernel keeps warm: one fork server, workers standing by, and what is known of the machine's devices."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+from typing import TYPE_CHECKING
+
+from notebook_launcher.core import config
+from notebook_launcher.core.errors import ChannelClosedError, EngineError
+from notebook_launcher.core.events import DeviceRow, Probe
+from notebook_launcher.launcher.forkserver import ForkServer, LocalWorker
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_PRELOAD = ("torch", "torch.distributed", "notebook_launcher.worker.serve", "notebook_launcher.worker.shell")
+_ALSO = ("notebook_launcher.runtime.accelerator",)
+_PROBE_TIMEOUT_S = 120.0
+# Read by libraries while they load, so a change needs a new server.
+_READ_AT_LOAD = ("OMP_PROC_BIND", "OMP_PLACES", "KMP_", "GOMP_", "MKL_", "OPENBLAS_", "LD_", "MALLOC_", "TORCH_LOGS")
+# What decides which devices a process sees.
+_VISIBILITY = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
+
+
+class _Warm:
+    """The state, behind one lock: launches may come from several threads."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.server: ForkServer | None = None
+        self.key: object = None
+        self.retired: list[ForkServer] = []  # replaced while runs of theirs went on
+        self.standing_by: list[LocalWorker] = []
+        self.devices: dict[tuple[str | None, ...], tuple[DeviceRow, ...]] = {}
+
+
+_warm = _Warm()
+
+
+def start(preload: Sequence[str] = ()) -> None:
+    """Start the fork server in the background, if it does not run yet; returns at once."""
+    _server(tuple(preload))
+
+
+def take(num_workers: int, *, fresh: bool = False, preload: Sequence[str] = ()) -> list[LocalWorker]:
+    """``num_workers`` workers, those standing by first; returns at once. Raises ``EngineError``."""
+    with _warm.lock:
+        server = _server(tuple(preload))
+        ready = [] if fresh else _alive_standing_by()
+        taken, _warm.standing_by = ready[:num_workers], ready[num_workers:]
+        return taken + [server.fork(fresh=fresh) for _ in range(num_workers - len(taken))]
+
+
+def stand_by(num_workers: int) -> None:
+    """Keep ``num_workers`` workers forked and waiting for the next launch; more than that are let go."""
+    with _warm.lock:
+        if _warm.server is None or not _warm.server.alive:
+            return
+        ready = _alive_standing_by()
+        for extra in ready[num_workers:]:
+            extra.close()
+        try:
+            more = [_warm.server.fork() for _ in range(num_workers - len(ready))]
+        except EngineError:
+            more = []  # it has just died; the next launch starts another
+        _warm.standing_by = ready[:num_workers] + more
+
+
+def devices() -> tuple[DeviceRow, ...]:
+    """What devices this machine has, as a worker sees them with the environment as it is now.
+
+    Asked once for each setting of the variables that hide devices. Raises ``EngineError`` when no worker can answer.
+    """
+    environment = config.snapshot()
+    key = tuple(environment.get(name) for name in _VISIBILITY)
+    with _warm.lock:
+        if key not in _warm.devices:
+            _warm.devices[key] = _probe(environment)
+        return _warm.devices[key]
+
+
+def problems() -> tuple[str, ...]:
+    """What the running server could not preload, a line each."""
+    return _warm.server.problems if _warm.server is not None else ()
+
+
+def shutdown() -> None:
+    """End the fork server, the workers standing by and whatever else the server has forked."""
+    with _warm.lock:
+        _discard_standing_by()
+        for server in (*_warm.retired, _warm.server):
+            if server is not None:
+                server.close()
+        _warm.server, _warm.retired = None, []
+
+
+def _server(preload: tuple[str, ...]) -> ForkServer:
+    environment = config.snapshot()
+    settings = {name: value for name, value in environment.items() if name.startswith(_READ_AT_LOAD)}
+    key = (preload, tuple(sorted(settings.items())))
+    with _warm.lock:
+        if _warm.server is not None and _warm.key == key and _warm.server.alive:
+            return _warm.server
+        _retire()
+        _warm.server, _warm.key = ForkServer([*_PRELOAD, *_ALSO, *preload]), key
+        return _warm.server
+
+
+def _retire() -> None:
+    """Put the server away, and close those put away whose runs have ended."""
+    _discard_standing_by()
+    if _warm.server is not None:
+        _warm.retired.append(_warm.server)
+    for server in list(_warm.retired):
+        if not server.busy:
+            _warm.retired.remove(server)
+            server.close()
+    _warm.server = None
+
+
+def _alive_standing_by() -> list[LocalWorker]:
+    alive = []
+    for worker in _warm.standing_by:
+        if worker.read_status():
+            worker.close()
+        else:
+            alive.append(worker)
+    return alive
+
+
+def _discard_standing_by() -> None:
+    for worker in _warm.standing_by:
+        worker.close()
+    _warm.standing_by = []
+
+
+def _probe(environment: dict[str, str]) -> tuple[DeviceRow, ...]:
+    (worker,) = take(1)
+    try:
+        worker.channel.send(Probe(environment))
+        answer = worker.channel.receive(_PROBE_TIMEOUT_S)
+    except (ChannelClosedError, TimeoutError) as error:
+        words = _warm.server.last_words() if _warm.server is not None else ""
+        raise EngineError(f"no worker could look at this machine's devices: {words or error}") from error
+    finally:
+        worker.close()
+    rows: tuple[DeviceRow, ...] = answer.rows
+    return rows
+
+
+def _forget() -> None:
+    """In a process that the user's code forked from the kernel: the server and the workers are the kernel's."""
+    global _warm  # noqa: PLW0603 - the module is the kernel's one instance
+    _warm = _Warm()
+
+
+os.register_at_fork(after_in_child=_forget)
+atexit.register(shutdown)

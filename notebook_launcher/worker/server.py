@@ -1,0 +1,145 @@
+"""The fork server: it has torch and the worker's code loaded, uses neither, and forks a worker for each request.
+
+It runs one thread and never touches a device, so what it forks holds no OpenMP pool and no CUDA context, whatever the
+kernel has used. Python's own ``multiprocessing.forkserver`` is not it, for three reasons: it runs an unguarded script
+again in each child, it lives on while any child does (so it outlives a killed kernel), and its preload list is shared
+with whatever else in the kernel uses it.
+
+The kernel holds the other end of the control channel. When the kernel dies, however it dies, the channel ends, and the
+server kills the workers and leaves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import os
+import select
+import signal
+import socket
+import sys
+import traceback
+import warnings
+from typing import Any
+
+from notebook_launcher.core.channel import SocketChannel
+from notebook_launcher.core.errors import ChannelClosedError
+from notebook_launcher.core.forking import STATUS, Fork, Warm
+
+
+def main(control: int, preload: list[str]) -> None:
+    """Serve the control channel on descriptor ``control`` until the kernel hangs up; never returns."""
+    channel = SocketChannel(socket.socket(fileno=control))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    wake_reader, wake_writer = socket.socketpair()
+    for end in (wake_reader, wake_writer):
+        end.setblocking(False)  # noqa: FBT003 - the method's own signature
+    problems = _load(preload)
+    gc.collect()
+    gc.freeze()  # what is loaded stays on pages that the workers share
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wake_writer.fileno(), warn_on_full_buffer=False)
+    server = _Server(channel, (wake_reader, wake_writer))
+    try:
+        channel.send(Warm(tuple(problems)))
+        while True:
+            server.serve_one()
+    except ChannelClosedError:
+        server.kill_all()
+    except BaseException:  # noqa: BLE001 - the last frame of the process: say it where the kernel can read it
+        traceback.print_exc()
+    finally:
+        os._exit(0)
+
+
+def _load(preload: list[str]) -> list[str]:
+    problems = []
+    for name in preload:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                importlib.import_module(name)
+        except BaseException as error:  # noqa: BLE001 - a module that can't load here may still load in a worker
+            problems.append(f"{name}: {type(error).__name__}: {error}")
+    return problems
+
+
+class _Server:
+    def __init__(self, channel: SocketChannel, wake: tuple[socket.socket, socket.socket]) -> None:
+        self._channel = channel
+        self._wake = wake
+        self._status: dict[int, Any] = {}  # pid of a live worker -> its status pipe
+        self._poller = select.poll()
+        self._poller.register(channel.fileno(), select.POLLIN)
+        self._poller.register(wake[0].fileno(), select.POLLIN)
+
+    def serve_one(self) -> None:
+        """Wait for a request or a worker's end, and deal with what there is."""
+        self._poller.poll()
+        with contextlib.suppress(BlockingIOError):
+            self._wake[0].recv(4096)
+        self._reap()
+        while True:
+            try:
+                request = self._channel.receive(0)
+            except TimeoutError:
+                return
+            self._fork(request)
+
+    def kill_all(self) -> None:
+        """End every worker, with the processes that it started in its group."""
+        for pid in self._status:
+            for kill in (os.killpg, os.kill):  # the group first; a worker just forked may not lead one yet
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    kill(pid, signal.SIGKILL)
+
+    def _reap(self) -> None:
+        for pid in list(self._status):
+            done, status = os.waitpid(pid, os.WNOHANG)
+            if done:
+                pipe = self._status.pop(pid)
+                with contextlib.suppress(OSError):
+                    os.write(pipe.fileno(), STATUS.pack(os.waitstatus_to_exitcode(status)))
+                pipe.close()
+
+    def _fork(self, request: Fork) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # a BLAS thread that handles fork itself is no danger
+            pid = os.fork()
+        if pid == 0:
+            self._become_worker(request)
+        self._status[pid] = request.status
+        with contextlib.suppress(OSError):  # the kernel has given up on it: its channel is closed, it will leave
+            os.write(request.status.fileno(), STATUS.pack(pid))
+
+    def _become_worker(self, request: Fork) -> None:
+        """In the child: let go of all that is the server's, and start the worker; never returns."""
+        try:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            self._channel.abandon()
+            for end in self._wake:
+                end.close()
+            for pipe in (request.status, *self._status.values()):
+                pipe.close()
+            descriptors = [item.detach() for item in (request.channel, request.stdout, request.stderr)]
+            if request.fresh:
+                _execute_fresh(descriptors)
+            from notebook_launcher.worker.main import main as worker_main
+
+            worker_main(*descriptors)
+        except BaseException:  # noqa: BLE001 - nothing above this frame belongs to the child
+            traceback.print_exc()
+        finally:
+            os._exit(1)
+
+
+def _execute_fresh(descriptors: list[int]) -> None:
+    for number in descriptors:
+        os.set_inheritable(number, True)  # noqa: FBT003 - the function's own signature
+    code = (
+        f"import sys; sys.path[:] = {sys.path!r}; from notebook_launcher.worker.main import main; "
+        f"main(*{descriptors!r})"
+    )
+    os.execv(sys.executable, [sys.executable, "-P", "-c", code])  # noqa: S606 - no shell is wanted

@@ -1,0 +1,68 @@
+"""A worker puts on the notebook's surroundings as they are now: environment, directory, import path, sources, seed."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from typing import TYPE_CHECKING
+
+from notebook_launcher.core import sources
+
+if TYPE_CHECKING:
+    from notebook_launcher.core.events import Surroundings
+    from notebook_launcher.core.world import World
+
+
+def put_on(given: Surroundings, world: World) -> None:
+    """Replace environment, directory, path and arguments by ``given``; then say who this rank is."""
+    os.environ.clear()
+    os.environ.update(given.environment)
+    os.environ.update(world.environment())
+    if world.num_machines == 1:
+        # Nothing may listen where another machine could connect; gloo would take the host name's interface.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
+    os.environ["PYTHONUNBUFFERED"] = "1"  # what the function starts itself is heard as it comes, too
+    os.chdir(given.directory)
+    sys.path[:] = given.path
+    sys.argv[:] = given.argv
+    sources.install(given.sources)
+    torch = sys.modules.get("torch")
+    if torch is not None and world.num_threads:
+        torch.set_num_threads(world.num_threads)  # libgomp read OMP_NUM_THREADS when the fork server loaded it
+    if world.seed is not None:
+        _seed(world.seed)
+
+
+def use_device(world: World) -> None:
+    """Make the rank's own accelerator the current one, so that captured tensors and plain ``.cuda()`` land there."""
+    torch = sys.modules.get("torch")
+    if world.device == "cuda":
+        import torch
+    if torch is not None and world.device == "cuda":
+        torch.cuda.set_device(world.local_rank)
+
+
+def show_figures() -> None:
+    """Show matplotlib figures that the function left open, as a cell's end does."""
+    if "matplotlib_inline.backend_inline" in sys.modules:
+        from IPython.core.interactiveshell import InteractiveShell
+
+        if InteractiveShell.initialized():
+            sys.modules["matplotlib_inline.backend_inline"].flush_figures()
+
+
+def leave_process_groups() -> None:
+    """Close this rank's connections, so that a rank that still waits for it gets an error instead of silence."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        distributed.destroy_process_group()
+
+
+def _seed(seed: int) -> None:
+    random.seed(seed)
+    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
+    if numpy is not None:
+        numpy.random.seed(seed % 2**32)  # the legacy global generator is what user code draws from
+    if torch is not None:
+        torch.manual_seed(seed)

@@ -1,0 +1,228 @@
+"""The run's state machine, tested by lists: events and ticks in, actions out, no process anywhere."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from notebook_launcher.core.events import Failed, Where
+from notebook_launcher.launcher.state import (
+    FAILURE_GRACE_S,
+    HEAR_S,
+    KILL_S,
+    LEAVE_S,
+    RELEASE_S,
+    SETTLE_S,
+    Act,
+    Action,
+    Phase,
+    RunState,
+    signal_of,
+)
+
+
+def failed(time_ns=0, name="ValueError", *, peer_lost=False):
+    return Failed(None, name, "text", "traceback", time_ns, peer_lost=peer_lost)
+
+
+def running(num_ranks, **options):
+    state = RunState(num_ranks, **options)
+    for rank in range(num_ranks):
+        assert state.started(rank, 0.0) == []
+    return state
+
+
+def acts(actions):
+    return [(action.act, action.rank) for action in actions]
+
+
+def test_a_run_starts_runs_and_finishes():
+    state = RunState(2)
+    assert state.status == "starting"
+    state.started(0, 0.0)
+    assert state.status == "running"
+    state.started(1, 0.1)
+    assert state.returned(0, 1.0) == []
+    assert acts(state.returned(1, 2.0)) == [(Act.LEAVE, 0), (Act.LEAVE, 1)]
+    assert not state.done
+    assert state.exited(0, 0, 2.1) == []
+    assert state.exited(1, 0, 2.1) == []
+    assert state.done
+    assert state.status == "finished"
+    assert state.cause is None
+
+
+def test_an_exit_code_after_the_functions_end_is_no_failure():
+    state = running(1)
+    state.returned(0, 1.0)
+    state.exited(0, -signal.SIGABRT, 1.1)
+    assert state.status == "finished"
+
+
+def test_who_does_not_leave_is_killed():
+    state = running(1)
+    assert acts(state.returned(0, 1.0)) == [(Act.LEAVE, 0)]
+    assert state.tick(1.0 + LEAVE_S - 0.01) == []
+    assert acts(state.tick(1.0 + LEAVE_S)) == [(Act.KILL, 0)]
+    assert state.tick(1.0 + LEAVE_S + 1) == []  # once
+    state.exited(0, -9, 4.0)
+    assert state.status == "finished"
+
+
+def test_the_first_failure_stops_the_others_by_the_ladder():
+    state = running(3)
+    assert acts(state.raised(1, failed(), 10.0)) == [(Act.ASK_WHERE, 0), (Act.ASK_WHERE, 2)]
+    assert state.status == "stopping"
+    assert state.tick(10.0 + SETTLE_S - 0.01) == []
+    assert acts(state.tick(10.0 + SETTLE_S)) == [(Act.INTERRUPT, 0), (Act.INTERRUPT, 2)]
+    state.heard(2)
+    unheard = 10.0 + SETTLE_S + HEAR_S
+    assert acts(state.tick(unheard)) == [(Act.TERMINATE, 0)]
+    assert acts(state.tick(unheard + KILL_S)) == [(Act.KILL, 0)]
+    heard = 10.0 + SETTLE_S + FAILURE_GRACE_S
+    assert acts(state.tick(heard)) == [(Act.TERMINATE, 2)]
+    state.exited(0, -9, heard)
+    assert acts(state.exited(2, -15, heard)) == [(Act.LEAVE, 1)]
+    state.exited(1, 0, heard)
+    assert state.status == "failed"
+    assert state.cause == 1
+
+
+def test_everyone_is_gone_within_five_seconds_of_a_failure():
+    assert SETTLE_S + FAILURE_GRACE_S + KILL_S < 5.0
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_of_two_errors_the_earlier_is_the_cause_however_they_arrive(first):
+    state = running(2)
+    times = {0: 500, 1: 400}
+    state.raised(first, failed(times[first]), 1.0)
+    state.raised(1 - first, failed(times[1 - first]), 1.1)
+    assert state.cause == 1
+
+
+def test_a_death_explains_the_others_lost_connections():
+    state = running(2)
+    state.raised(0, failed(1, "RuntimeError", peer_lost=True), 1.0)
+    assert state.cause == 0
+    state.exited(1, -signal.SIGKILL, 1.05)
+    assert state.cause == 1
+    assert state.ranks[1].phase is Phase.DIED
+
+
+def test_a_lost_peer_is_weighed_lighter_than_any_other_error():
+    state = running(2)
+    state.raised(0, failed(1, "RuntimeError", peer_lost=True), 1.0)
+    state.raised(1, failed(2), 1.1)
+    assert state.cause == 1
+
+
+def test_what_comes_after_the_cause_has_settled_does_not_change_it():
+    state = running(2)
+    state.raised(0, failed(400), 1.0)
+    state.tick(1.0 + SETTLE_S)
+    state.exited(1, -signal.SIGSEGV, 1.0 + SETTLE_S + 0.1)
+    assert state.cause == 0
+
+
+def test_a_rank_that_is_let_go_by_our_ladder_is_not_the_cause():
+    state = running(2)
+    state.stop(1.0)
+    state.exited(0, -signal.SIGTERM, 2.0)
+    state.exited(1, -signal.SIGTERM, 2.0)
+    assert state.cause is None
+    assert state.status == "stopped"
+
+
+def test_stop_interrupts_then_terminates_who_did_not_hear():
+    state = running(2, stop_grace_s=3.0)
+    assert acts(state.stop(1.0)) == [(Act.ASK_WHERE, 0), (Act.ASK_WHERE, 1), (Act.INTERRUPT, 0), (Act.INTERRUPT, 1)]
+    state.heard(0)
+    assert acts(state.tick(1.0 + HEAR_S)) == [(Act.TERMINATE, 1)]
+    assert state.tick(3.9) == [Action(Act.KILL, 1)]
+    assert acts(state.tick(4.0)) == [(Act.TERMINATE, 0)]
+
+
+def test_a_rank_in_a_collective_is_gone_within_two_seconds_of_the_interrupt():
+    assert HEAR_S + KILL_S < 2.0
+
+
+def test_who_catches_the_interrupt_may_still_return():
+    state = running(2)
+    state.stop(1.0)
+    state.heard(0)
+    state.heard(1)
+    assert state.returned(0, 1.5) == []
+    assert acts(state.returned(1, 1.6)) == [(Act.LEAVE, 0), (Act.LEAVE, 1)]
+    state.exited(0, 0, 1.7)
+    state.exited(1, 0, 1.7)
+    assert state.status == "stopped"
+    assert [one.phase for one in state.ranks] == [Phase.RETURNED, Phase.RETURNED]
+
+
+def test_a_second_stop_kills_at_once():
+    state = running(2)
+    state.stop(1.0)
+    assert acts(state.stop(1.1)) == [(Act.KILL, 0), (Act.KILL, 1)]
+
+
+def test_a_stop_during_a_failures_ladder_kills_at_once():
+    state = running(2)
+    state.raised(0, failed(), 1.0)
+    assert acts(state.stop(1.1)) == [(Act.KILL, 0), (Act.KILL, 1)]
+
+
+def test_kill_without_stop():
+    state = running(2)
+    assert acts(state.kill(1.0)) == [(Act.KILL, 0), (Act.KILL, 1)]
+    state.exited(0, -9, 1.1)
+    state.exited(1, -9, 1.1)
+    assert state.status == "stopped"
+
+
+def test_a_run_that_goes_on_for_too_long_is_stopped():
+    state = running(1, timeout_s=5.0)
+    assert state.tick(5.0) == []
+    assert acts(state.tick(5.1)) == [(Act.ASK_WHERE, 0), (Act.INTERRUPT, 0)]
+    state.raised(0, failed(name="KeyboardInterrupt"), 5.2)
+    state.exited(0, 0, 5.3)
+    assert state.status == "timed out"
+
+
+def test_finished_ranks_release_their_connections_while_others_go_on():
+    state = running(3)
+    state.returned(0, 1.0)
+    state.returned(1, 2.0)
+    assert state.tick(2.0 + RELEASE_S - 0.1) == []
+    assert acts(state.tick(2.0 + RELEASE_S)) == [(Act.RELEASE, 0), (Act.RELEASE, 1)]
+    assert state.tick(20.0) == []  # once
+
+
+def test_a_lost_peers_only_error_waits_for_what_may_explain_it():
+    state = running(1)
+    state.raised(0, failed(peer_lost=True), 1.0)
+    assert state.tick(1.0 + SETTLE_S / 2) == []
+    assert acts(state.tick(1.0 + SETTLE_S)) == [(Act.LEAVE, 0)]
+
+
+def test_where_is_kept():
+    state = running(1)
+    state.found(0, Where("all_reduce", "line 3", ""))
+    assert state.ranks[0].where.call == "all_reduce"
+
+
+def test_stop_before_anything_has_started():
+    state = RunState(1)
+    assert acts(state.stop(0.0)) == [(Act.ASK_WHERE, 0), (Act.INTERRUPT, 0)]
+    assert acts(state.tick(HEAR_S)) == [(Act.TERMINATE, 0)]
+    state.exited(0, None, 1.0)
+    assert state.status == "stopped"
+
+
+def test_signals_of_the_ladder():
+    assert [signal_of(act) for act in (Act.INTERRUPT, Act.TERMINATE, Act.KILL)] == [
+        signal.SIGINT,
+        signal.SIGTERM,
+        signal.SIGKILL,
+    ]
