@@ -21,7 +21,7 @@ def unknown_name(kind: str, name: object, known: Iterable[str]) -> ConfigError:
 
 
 class Registry:
-    """A table of names, each standing for ``"package.module:attribute"``, which is imported when it is first asked for."""
+    """A table of names, each standing for a ``"package.module:attribute"`` that is imported when it is asked for."""
 
     def __init__(self, kind: str, entries: dict[str, str]) -> None:
         """``kind`` names what the table holds, for messages: "engine", "strategy"."""

@@ -5,6 +5,7 @@ The mapping has no name, so nothing is left behind whoever dies; its file descri
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import mmap
 import os
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 INLINE_BYTES = 64 * 1024  # below this a copy through the channel beats a mapping
+_POPULATE_READ = 22  # Linux's MADV_POPULATE_READ, which Python's mmap has no name for
 _ALIGN_BYTES = 64  # what torch and numpy want of a buffer's start
 _WRITE_BYTES = 1 << 30  # Linux writes at most 2 GiB a call
 
@@ -25,6 +27,7 @@ class FileDescriptor:
     def __init__(self, number: int) -> None:
         """Take over ``number``."""
         self.number = number
+        self._held: mmap.mmap | None = None
 
     def fileno(self) -> int:
         """The descriptor's number, -1 once detached."""
@@ -35,8 +38,22 @@ class FileDescriptor:
         number, self.number = self.number, -1
         return number
 
+    def hold(self, size_bytes: int) -> None:
+        """Map ``size_bytes`` of it here too, every page, until it is closed.
+
+        A page that only one process maps counts as that process's own, though it is shared: with the sender's mapping
+        each receiver's figures are right whichever of them reads first.
+        """
+        if self._held is None and size_bytes:
+            self._held = mmap.mmap(self.number, size_bytes, access=mmap.ACCESS_READ)
+            with contextlib.suppress(OSError):  # kernels before 5.14 don't know it: then pages are mapped when read
+                self._held.madvise(_POPULATE_READ)
+
     def close(self) -> None:
         """Close; harmless when repeated."""
+        if self._held is not None:
+            self._held.close()
+            self._held = None
         if self.number >= 0:
             os.close(self.detach())
 

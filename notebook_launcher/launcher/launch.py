@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from notebook_launcher.launcher.payload import Payload
     from notebook_launcher.launcher.sinks import Sink
 
+
 def launch(
     fn: Callable[..., Any],
     args: Sequence[Any] = (),
@@ -74,6 +75,8 @@ def launch_payload(payload: Payload, config: LaunchConfig, *, wait: bool, sink: 
     run = Run(payload.name, config, record, sinks, start)
     for one in sinks:
         one.opened(record)
+    if payload.packed.mapping is not None:
+        payload.packed.mapping.hold(payload.packed.mapping_bytes)
     run.begin(after=lambda: engine.stand_by(len(plan.worlds), config))
     return run.wait() if wait else run
 

@@ -25,7 +25,7 @@ _REASONS = {
 
 
 def signal_name(code: int) -> str:
-    """"SIGKILL" for -9; "signal 70" for one without a name."""
+    """The signal's name, such as "SIGKILL" for -9, or "signal 70" for one without."""
     try:
         return signal.Signals(-code).name
     except ValueError:

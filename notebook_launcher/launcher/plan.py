@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _ACCELERATORS = ("cuda", "xpu", "mps")  # in the order in which "auto" prefers them
 _BACKENDS = {"cuda": "NCCL", "xpu": "XCCL", "mps": "gloo", "cpu": "gloo"}
 _NAMES = {"cuda": "CUDA", "xpu": "XPU", "mps": "MPS", "cpu": "CPU"}
-_DEFAULT_ON_CPU = 2
+DEFAULT_ON_CPU = 2
 _MAX_RANKS_PER_CORE = 32  # on the CPU; more is a slip of the finger
 
 
@@ -95,7 +95,7 @@ def _num_local(config: LaunchConfig, device: str, row: DeviceRow | None) -> int:
     if device == "cpu":
         if config.device_ids is not None:
             raise ConfigError(f"device_ids={config.device_ids} chooses GPUs, and the device is cpu: leave it out.")
-        asked = config.num_processes or _DEFAULT_ON_CPU
+        asked = config.num_processes or DEFAULT_ON_CPU
         limit = _MAX_RANKS_PER_CORE * num_cores()
         if asked > limit:
             raise ConfigError(f"num_processes={asked} is too many for {num_cores()} cores: the limit is {limit}.")

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from notebook_launcher.core.events import Failed, Where
 
 SETTLE_S = 0.3  # after the first failure, how long an earlier one may still come in before the cause is named
+ANSWER_S = 0.05  # how long a rank has to say where it is, before an interrupt takes it elsewhere
 HEAR_S = 0.8  # after an interrupt, how long a rank that does not hear it (it is in a collective) is left alone
 FAILURE_GRACE_S = 2.0  # after another rank's failure, how long one that heard the interrupt may clean up
 KILL_S = 0.5  # from terminate to kill
@@ -61,6 +62,7 @@ class RankState:
     failed: Failed | None = None
     where: Where | None = None
     heard: bool = False
+    num_asked: int = 0  # how often it was asked where it is
     sent: Act | None = None  # the hardest step of the ladder that it was sent
     ended_s: float = 0.0
 
@@ -100,8 +102,9 @@ class RunState:
         self.ranks[rank].heard = True
 
     def found(self, rank: int, where: Where) -> None:
-        """The rank said where it is."""
-        self.ranks[rank].where = where
+        """The rank said where it is; once it was interrupted, that is where the interrupt took it."""
+        if self.ranks[rank].sent is None:
+            self.ranks[rank].where = where
 
     def returned(self, rank: int, now_s: float) -> list[Action]:
         """The rank's function returned."""
@@ -194,14 +197,12 @@ class RunState:
     def _begin_ladder(self, reason: str, now_s: float) -> list[Action]:
         self.reason, self._stopping_s = reason, now_s
         running = [rank for rank, state in enumerate(self.ranks) if not state.ended]
-        actions = [Action(Act.ASK_WHERE, rank) for rank in running]
-        if reason != "failure":
-            actions += [self._step(rank, Act.INTERRUPT) for rank in running]
+        actions = [self._ask(rank) for rank in running]
         return actions + (self._let_go(now_s) if self.all_ended else [])
 
     def _climb(self, now_s: float) -> list[Action]:
         passed_s = now_s - self._stopping_s
-        wait_s = SETTLE_S if self.reason == "failure" else 0.0
+        wait_s = SETTLE_S if self.reason == "failure" else ANSWER_S
         grace_s = FAILURE_GRACE_S if self.reason == "failure" else self._grace_s
         actions = []
         for rank, state in enumerate(self.ranks):
@@ -210,11 +211,17 @@ class RunState:
             limit_s = wait_s + (max(grace_s, HEAR_S) if state.heard else HEAR_S)
             if state.sent is None and passed_s >= wait_s:
                 actions.append(self._step(rank, Act.INTERRUPT))
+            elif state.num_asked < 2 and passed_s >= wait_s / 2:  # noqa: PLR2004
+                actions.append(self._ask(rank))  # by now it waits where it would have waited
             elif state.sent is Act.INTERRUPT and passed_s >= limit_s:
                 actions.append(self._step(rank, Act.TERMINATE))
             elif state.sent is Act.TERMINATE and passed_s >= limit_s + KILL_S:
                 actions.append(self._step(rank, Act.KILL))
         return actions
+
+    def _ask(self, rank: int) -> Action:
+        self.ranks[rank].num_asked += 1
+        return Action(Act.ASK_WHERE, rank)
 
     def _step(self, rank: int, act: Act) -> Action:
         self.ranks[rank].sent = act

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import importlib
 import os
 import threading
 from typing import TYPE_CHECKING
@@ -11,12 +12,20 @@ from notebook_launcher.core import config
 from notebook_launcher.core.errors import ChannelClosedError, EngineError
 from notebook_launcher.core.events import DeviceRow, Probe
 from notebook_launcher.launcher.forkserver import ForkServer, LocalWorker
+from notebook_launcher.launcher.plan import DEFAULT_ON_CPU
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_PRELOAD = ("torch", "torch.distributed", "notebook_launcher.worker.serve", "notebook_launcher.worker.shell")
-_ALSO = ("notebook_launcher.runtime.accelerator",)
+_PRELOAD = (
+    "torch",
+    "torch.distributed",
+    "notebook_launcher.core.tasks",
+    "notebook_launcher.core.torch_pickling",
+    "notebook_launcher.worker.serve",
+    "notebook_launcher.worker.shell",
+    "notebook_launcher.runtime.accelerator",
+)
 _PROBE_TIMEOUT_S = 120.0
 # Read by libraries while they load, so a change needs a new server.
 _READ_AT_LOAD = ("OMP_PROC_BIND", "OMP_PLACES", "KMP_", "GOMP_", "MKL_", "OPENBLAS_", "LD_", "MALLOC_", "TORCH_LOGS")
@@ -42,6 +51,28 @@ _warm = _Warm()
 def start(preload: Sequence[str] = ()) -> None:
     """Start the fork server in the background, if it does not run yet; returns at once."""
     _server(tuple(preload))
+
+
+def get_ready() -> None:
+    """Do in the background what the first launch would wait for; returns at once.
+
+    That is: the fork server, the modules that a launch needs in the kernel, a look at the devices, and workers standing
+    by, one for each accelerator, on the CPU as many as a launch takes by default.
+    """
+    server = _server(())
+    threading.Thread(target=_get_ready, args=(server,), name="notebook-launcher-warm-up", daemon=True).start()
+
+
+def _get_ready(server: ForkServer) -> None:
+    server.warm.wait()
+    importlib.import_module("notebook_launcher.launcher.launch")
+    try:
+        num_devices = max((row.num_devices for row in devices() if row.kind != "cpu"), default=0)
+    except EngineError:
+        return  # the first launch meets it again, and says it where a person can see it
+    with _warm.lock:
+        if _warm.server is server and not _warm.standing_by:
+            stand_by(num_devices or DEFAULT_ON_CPU)
 
 
 def take(num_workers: int, *, fresh: bool = False, preload: Sequence[str] = ()) -> list[LocalWorker]:
@@ -104,7 +135,7 @@ def _server(preload: tuple[str, ...]) -> ForkServer:
         if _warm.server is not None and _warm.key == key and _warm.server.alive:
             return _warm.server
         _retire()
-        _warm.server, _warm.key = ForkServer([*_PRELOAD, *_ALSO, *preload]), key
+        _warm.server, _warm.key = ForkServer([*_PRELOAD, *preload]), key
         return _warm.server
 
 

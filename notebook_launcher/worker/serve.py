@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import _thread
 import os
 import pickle
+import select
 import signal
 import socket
 import threading
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from notebook_launcher.core.channel import Channel
+    from notebook_launcher.core.world import World
 
 _TICK_S = 0.2  # how often unfinished lines are handed over and an interrupt that was heard is reported
 
@@ -32,11 +35,12 @@ class Server:
         self._main_thread = threading.get_ident()
         self._interrupted = threading.Event()
         self._may_leave = threading.Event()
-        self._store: Any = None
+        self._store: list[Any] = []
 
     def run(self, command: events.Run) -> int:
         """Run the payload and report; returns the process's exit code once the launcher lets go."""
-        threading.Thread(target=self._listen, name="notebook-launcher-listener", daemon=True).start()
+        # Not threading.Thread, whose start waits for the thread's first step: the function waits for nothing.
+        _thread.start_new_thread(self._listen, ())
         last: events.Finished | events.Failed
         try:
             self._prepare(command)
@@ -57,7 +61,14 @@ class Server:
         surroundings.put_on(given, command.world)
         events.install(self._channel.send)
         if command.store is not None:
-            self._store = serve_store(command.world, command.store.detach())
+            _thread.start_new_thread(self._serve_store, (command.world, command.store.detach()))
+
+    def _serve_store(self, world: World, listening: int) -> None:
+        """Host the rendezvous store once somebody knocks: who joins no process group pays nothing for it."""
+        poller = select.poll()
+        poller.register(listening, select.POLLIN)
+        poller.poll()
+        self._store.append(serve_store(world, listening))
 
     def _call(self, command: events.Run) -> Any:
         surroundings.use_device(command.world)
@@ -116,7 +127,7 @@ def _end_group() -> NoReturn:
     os._exit(0)
 
 
-def serve_store(world: Any, listening: int) -> Any:
+def serve_store(world: World, listening: int) -> Any:
     """Host the rendezvous store on a socket that listens already; all ranks, this one too, are its clients."""
     from torch import distributed
 

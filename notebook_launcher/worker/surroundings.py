@@ -8,6 +8,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from notebook_launcher.core import sources
+from notebook_launcher.core.config import snapshot
 
 if TYPE_CHECKING:
     from notebook_launcher.core.events import Surroundings
@@ -16,9 +17,7 @@ if TYPE_CHECKING:
 
 def put_on(given: Surroundings, world: World) -> None:
     """Replace environment, directory, path and arguments by ``given``; then say who this rank is."""
-    os.environ.clear()
-    os.environ.update(given.environment)
-    os.environ.update(world.environment())
+    _replace_environment({**given.environment, **world.environment()})
     if world.num_machines == 1:
         # Nothing may listen where another machine could connect; gloo would take the host name's interface.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
@@ -32,6 +31,14 @@ def put_on(given: Surroundings, world: World) -> None:
         torch.set_num_threads(world.num_threads)  # libgomp read OMP_NUM_THREADS when the fork server loaded it
     if world.seed is not None:
         _seed(world.seed)
+
+
+def _replace_environment(wanted: dict[str, str]) -> None:
+    """Only the differences: each assignment is a system library's, and there are many variables."""
+    current = snapshot()
+    for name in current.keys() - wanted.keys():
+        del os.environ[name]
+    os.environ.update({name: value for name, value in wanted.items() if current.get(name) != value})
 
 
 def use_device(world: World) -> None:

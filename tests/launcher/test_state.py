@@ -8,6 +8,7 @@ import pytest
 
 from notebook_launcher.core.events import Failed, Where
 from notebook_launcher.launcher.state import (
+    ANSWER_S,
     FAILURE_GRACE_S,
     HEAR_S,
     KILL_S,
@@ -74,6 +75,7 @@ def test_the_first_failure_stops_the_others_by_the_ladder():
     state = running(3)
     assert acts(state.raised(1, failed(), 10.0)) == [(Act.ASK_WHERE, 0), (Act.ASK_WHERE, 2)]
     assert state.status == "stopping"
+    assert acts(state.tick(10.0 + SETTLE_S / 2)) == [(Act.ASK_WHERE, 0), (Act.ASK_WHERE, 2)]
     assert state.tick(10.0 + SETTLE_S - 0.01) == []
     assert acts(state.tick(10.0 + SETTLE_S)) == [(Act.INTERRUPT, 0), (Act.INTERRUPT, 2)]
     state.heard(2)
@@ -137,15 +139,17 @@ def test_a_rank_that_is_let_go_by_our_ladder_is_not_the_cause():
 
 def test_stop_interrupts_then_terminates_who_did_not_hear():
     state = running(2, stop_grace_s=3.0)
-    assert acts(state.stop(1.0)) == [(Act.ASK_WHERE, 0), (Act.ASK_WHERE, 1), (Act.INTERRUPT, 0), (Act.INTERRUPT, 1)]
+    assert acts(state.stop(1.0)) == [(Act.ASK_WHERE, 0), (Act.ASK_WHERE, 1)]
+    interrupted = 1.0 + ANSWER_S
+    assert acts(state.tick(interrupted)) == [(Act.INTERRUPT, 0), (Act.INTERRUPT, 1)]
     state.heard(0)
-    assert acts(state.tick(1.0 + HEAR_S)) == [(Act.TERMINATE, 1)]
+    assert acts(state.tick(interrupted + HEAR_S)) == [(Act.TERMINATE, 1)]
     assert state.tick(3.9) == [Action(Act.KILL, 1)]
-    assert acts(state.tick(4.0)) == [(Act.TERMINATE, 0)]
+    assert acts(state.tick(interrupted + 3.0)) == [(Act.TERMINATE, 0)]
 
 
 def test_a_rank_in_a_collective_is_gone_within_two_seconds_of_the_interrupt():
-    assert HEAR_S + KILL_S < 2.0
+    assert ANSWER_S + HEAR_S + KILL_S < 2.0
 
 
 def test_who_catches_the_interrupt_may_still_return():
@@ -184,7 +188,8 @@ def test_kill_without_stop():
 def test_a_run_that_goes_on_for_too_long_is_stopped():
     state = running(1, timeout_s=5.0)
     assert state.tick(5.0) == []
-    assert acts(state.tick(5.1)) == [(Act.ASK_WHERE, 0), (Act.INTERRUPT, 0)]
+    assert acts(state.tick(5.1)) == [(Act.ASK_WHERE, 0)]
+    assert acts(state.tick(5.1 + ANSWER_S)) == [(Act.INTERRUPT, 0)]
     state.raised(0, failed(name="KeyboardInterrupt"), 5.2)
     state.exited(0, 0, 5.3)
     assert state.status == "timed out"
@@ -206,16 +211,20 @@ def test_a_lost_peers_only_error_waits_for_what_may_explain_it():
     assert acts(state.tick(1.0 + SETTLE_S)) == [(Act.LEAVE, 0)]
 
 
-def test_where_is_kept():
+def test_where_a_rank_was_counts_until_it_is_interrupted():
     state = running(1)
+    state.stop(0.0)
     state.found(0, Where("all_reduce", "line 3", ""))
+    state.tick(ANSWER_S)
+    state.found(0, Where("__exit__", "line 9", ""))
     assert state.ranks[0].where.call == "all_reduce"
 
 
 def test_stop_before_anything_has_started():
     state = RunState(1)
-    assert acts(state.stop(0.0)) == [(Act.ASK_WHERE, 0), (Act.INTERRUPT, 0)]
-    assert acts(state.tick(HEAR_S)) == [(Act.TERMINATE, 0)]
+    assert acts(state.stop(0.0)) == [(Act.ASK_WHERE, 0)]
+    assert acts(state.tick(ANSWER_S)) == [(Act.INTERRUPT, 0)]
+    assert acts(state.tick(ANSWER_S + HEAR_S)) == [(Act.TERMINATE, 0)]
     state.exited(0, None, 1.0)
     assert state.status == "stopped"
 

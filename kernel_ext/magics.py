@@ -1,0 +1,233 @@
+"""``%launch``, ``%%launch`` and ``%launcher``: thin; they read a line, check it, and hand it to the launcher."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import contextlib
+import dataclasses
+import difflib
+import inspect
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from IPython.core.error import UsageError
+from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class, no_var_expand
+from IPython.utils.text import DollarFormatter
+
+from notebook_launcher.core.errors import ConfigError, PayloadError
+from notebook_launcher.core.registry import unknown_name
+from notebook_launcher.kernel_ext.completion import COMMANDS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from IPython.core.interactiveshell import InteractiveShell
+
+    from notebook_launcher.core.events import DeviceRow
+    from notebook_launcher.kernel_ext.arguments import Arguments
+    from notebook_launcher.launcher.run import Run
+
+_EXAMPLE = "%launch -n 2 train(3, lr=1e-3)"
+_LAUNCH_PURPOSE = (
+    "Run a call on every device, with the notebook's functions and values. In front of a cell (%%launch) the whole "
+    "cell runs on every rank and its last expression is the rank's result. Gives back the Run: results, logs, stop()."
+)
+_GOING_ON = ("starting", "running", "stopping")
+
+
+@dataclasses.dataclass(frozen=True)
+class EntryPoints:
+    """What the magics call; a test puts its own functions here."""
+
+    for_cell: Callable[..., Any]
+    launch_payload: Callable[..., Run]
+    devices: Callable[[], Sequence[DeviceRow]]
+    history: Callable[[], Sequence[Run]]
+
+
+def launcher() -> EntryPoints:
+    """The launcher's own, imported when a magic is first used."""
+    from notebook_launcher.launcher import launch, payload, run, warm
+
+    return EntryPoints(payload.for_cell, launch.launch_payload, warm.devices, run.history)
+
+
+@magics_class
+class LauncherMagics(Magics):
+    """The magics of one shell."""
+
+    def __init__(self, shell: InteractiveShell, entry_points: Callable[[], EntryPoints] = launcher) -> None:
+        super().__init__(shell)
+        self._ip: Any = shell  # half of IPython's methods have no annotations
+        self._entry_points = entry_points
+
+    @no_var_expand
+    @line_cell_magic
+    def launch(self, line: str, cell: str | None = None) -> Run | None:
+        """Run a call (%launch [options] train(3)) or a cell (%%launch [options]) on every device; -h shows options."""
+        from notebook_launcher.kernel_ext import arguments
+
+        with _one_line_errors():
+            given = arguments.parse(line, self._expand)
+            if given.help:
+                usage = f"%launch [options] {_EXAMPLE.split(maxsplit=3)[-1]}\n%%launch [options]"
+                _show(arguments.help_text(usage, _LAUNCH_PURPOSE))
+                return None
+            source, name = self._call(given) if cell is None else self._body(given, line, cell)
+            return self._launch(given, source, name)
+
+    @no_var_expand
+    @line_magic
+    def launcher(self, line: str) -> None:
+        """What this kernel launches on: %launcher devices, status or stop."""
+        with _one_line_errors():
+            words = line.split()
+            if not words or words[0] in {"-h", "--help"}:
+                _show(_launcher_help())
+            elif len(words) > 1 or words[0] not in COMMANDS:
+                raise unknown_name("%launcher command", line.strip(), COMMANDS)
+            elif words[0] == "devices":
+                _show("\n".join(_device_lines(self._entry_points().devices())))
+            elif words[0] == "status":
+                _show("\n".join(map(repr, self._entry_points().history())) or "no run yet in this kernel")
+            else:
+                going_on = [run for run in self._entry_points().history() if run.status in _GOING_ON]
+                for run in going_on:
+                    run.stop()
+                _show("\n".join(map(repr, going_on)) or "no run is going on")
+
+    def _launch(self, given: Arguments, source: str, name: str) -> Run:
+        from notebook_launcher.core.config import LaunchConfig
+
+        config = LaunchConfig.make(given.config, **given.options)
+        entry_points = self._entry_points()
+        filename = self._ip.compile.cache(source, self._ip.execution_count)
+        _check_syntax(source, filename)
+        payload = entry_points.for_cell(source, self._ip.user_ns, filename, name=name)
+        run = entry_points.launch_payload(payload, config, wait=not given.background)
+        if given.save:
+            self._ip.push({given.save: run.results})
+        return run
+
+    def _expand(self, value: str) -> str:
+        """``{n}`` and ``$n`` in an option's value, as in other magics; the Python after the options is left alone."""
+        if "{" not in value and "$" not in value:
+            return value
+        try:
+            return DollarFormatter().vformat(value, [], self._ip.user_ns)
+        except Exception as error:
+            raise ConfigError(f"{value} in the options can't be filled in: {type(error).__name__}: {error}.") from error
+
+    def _call(self, given: Arguments) -> tuple[str, str]:
+        """The call's text and the name of what it calls, checked as far as the notebook can tell."""
+        if not given.rest:
+            raise ConfigError(f"%launch needs a call, such as {_EXAMPLE}; no call was given.")
+        try:
+            tree = ast.parse(given.rest, mode="eval").body
+        except SyntaxError as error:
+            raise ConfigError(
+                f"%launch can't read {given.rest!r}: {error.msg}. It takes a call on one line, such as {_EXAMPLE}; "
+                "%%launch takes a whole cell."
+            ) from None
+        if not isinstance(tree, ast.Call):
+            hint = f" Did you mean {given.rest}()?" if isinstance(tree, ast.Name | ast.Attribute) else ""
+            raise ConfigError(f"%launch needs a call, such as {_EXAMPLE}; {given.rest!r} is none.{hint}")
+        _check_call(tree, self._ip.user_ns)
+        return given.rest, ast.unparse(tree.func)
+
+    def _body(self, given: Arguments, line: str, cell: str) -> tuple[str, str]:
+        """The cell's body as Python, its lines numbered as in the cell."""
+        if given.rest:
+            raise ConfigError(
+                f"%%launch takes options only, and runs the lines below it; {given.rest!r} was left over in its line."
+            )
+        blank = len(cell) - len(cell.lstrip("\n"))  # IPython drops these, and so moves the lines
+        source = f"# %%launch {line}".rstrip() + "\n" * (blank + 1) + self._ip.transform_cell(cell)
+        return source, "cell"
+
+
+def _check_syntax(source: str, filename: str) -> None:
+    compile(source, filename, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+
+
+# --- the call, checked in the kernel ----------------------------------------------------------------------------------
+
+
+def _check_call(call: ast.Call, namespace: dict[str, Any]) -> None:
+    """Refuse a call of what isn't there or can't be called, and arguments that its signature doesn't take."""
+    name = ast.unparse(call.func)
+    try:
+        function = _resolve(call.func, namespace)
+    except LookupError:
+        return  # only the workers will know
+    if not callable(function):
+        raise ConfigError(f"%launch calls {name}, which is a {type(function).__name__}: it takes a function's call.")
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return  # some built-in functions have none
+    positional = [arg for arg in call.args if not isinstance(arg, ast.Starred)]
+    named = {keyword.arg: keyword for keyword in call.keywords if keyword.arg is not None}
+    starred = len(positional) < len(call.args) or len(named) < len(call.keywords)
+    try:
+        (signature.bind_partial if starred else signature.bind)(*positional, **named)
+    except TypeError as error:
+        raise ConfigError(f"{ast.unparse(call)} doesn't fit {name}{signature}: {error}.") from None
+
+
+def _resolve(node: ast.expr, namespace: dict[str, Any]) -> Any:
+    """What a dotted name stands for; ``LookupError`` where that takes running something."""
+    if isinstance(node, ast.Name):
+        if node.id in namespace:
+            return namespace[node.id]
+        if hasattr(builtins, node.id):
+            return getattr(builtins, node.id)
+        near = difflib.get_close_matches(node.id, [name for name in namespace if not name.startswith("_")], n=1)
+        guess = f" Did you mean {near[0]!r}?" if near else ""
+        raise ConfigError(f"%launch calls {node.id!r}, which the notebook hasn't defined.{guess}")
+    if isinstance(node, ast.Attribute):
+        owner = _resolve(node.value, namespace)
+        static = inspect.getattr_static(owner, node.attr, None)
+        if static is not None and not isinstance(static, property):
+            return getattr(owner, node.attr)
+    raise LookupError
+
+
+# --- texts -----------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _one_line_errors() -> Iterator[None]:
+    """A mistake in an option or in what would travel is a line in the cell, without frames of ours."""
+    try:
+        yield
+    except (ConfigError, PayloadError) as error:
+        _usage_error(error)
+
+
+def _usage_error(error: Exception) -> NoReturn:
+    raise UsageError("\n".join([str(error), *getattr(error, "__notes__", ())])) from error
+
+
+def _show(text: str) -> None:
+    print(text)  # noqa: T201 - the cell's output
+
+
+def _launcher_help() -> str:
+    width = max(map(len, COMMANDS)) + 2
+    return "\n".join(
+        ["%launcher " + "|".join(COMMANDS), "", *(f"  {name.ljust(width)}{text}" for name, text in COMMANDS.items())]
+    )
+
+
+def _device_lines(rows: Sequence[DeviceRow]) -> Iterator[str]:
+    """One line a device; for a kind that isn't there, why."""
+    for row in rows:
+        if not row.num_devices:
+            yield f"{row.kind:<6}  none: {row.reason}"
+        can = ", ".join(name for name, reason in row.precisions.items() if not reason)
+        for number, name in enumerate(row.names if row.num_devices else ()):
+            label = f"{row.kind}:{number}" if len(row.names) > 1 else row.kind
+            memory = f"{row.memory_bytes[number] / 2**30:.1f} GiB" if number < len(row.memory_bytes) else ""
+            yield "  ".join(part for part in (f"{label:<6}", name, memory, can) if part)
+        yield from (f"        no {name}: {reason}" for name, reason in row.precisions.items() if reason)

@@ -1,0 +1,81 @@
+"""Set up and pass every check: ``python3 scripts/test.py``, or only some: ``python3 scripts/test.py lint pytest``."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import environment
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+ROOT = environment.ROOT
+NOTEBOOK = ROOT / "notebooks" / "01_quickstart.ipynb"
+# The oldest versions that the project supports are those of Google Colab's runtime, which nobody can change there.
+OLDEST_PACKAGES = ("ipykernel", "jupyter_client", "matplotlib", "nbclient", "scikit-learn")
+
+
+def run(command: Sequence[str | Path], folder: Path = ROOT) -> bool:
+    """Run one command, showing its output; return whether it succeeded."""
+    return subprocess.call(command, cwd=folder, env=environment.clean_variables(), stdin=subprocess.DEVNULL) == 0
+
+
+def lint(python: Path) -> bool:
+    """Style and formatting, of the notebooks too."""
+    checked = run([python, "-m", "ruff", "check", "."])
+    return run([python, "-m", "ruff", "format", "--check", "."]) and checked
+
+
+def types(python: Path) -> bool:
+    """Types, on an installed copy: only there do kernel_ext/ and widgets/ have the names they are imported by."""
+    shutil.rmtree(ROOT / "build", ignore_errors=True)  # setuptools would install modules that are no more from there
+    copy = ROOT / "build" / "typed"
+    environment.pip(python, "install", "--no-deps", "--target", str(copy), str(ROOT))
+    settings: list[str | Path] = ["--config-file", ROOT / "pyproject.toml", "--cache-dir", ROOT / ".mypy_cache"]
+    package = run([python, "-m", "mypy", *settings, "-p", "notebook_launcher"], copy)
+    return run([python, "-m", "mypy", *settings, "."], ROOT / "scripts") and package
+
+
+def pytest(python: Path) -> bool:
+    """The tests."""
+    return run([python, "-m", "pytest"])
+
+
+def oldest(_: Path) -> bool:
+    """The quickstart, with the oldest supported set of packages in an environment of their own."""
+    python = environment.ensure(".venv-oldest", set(), environment.OLDEST_CONSTRAINTS, OLDEST_PACKAGES)
+    return run([python, ROOT / "scripts" / "execute_notebook.py", NOTEBOOK, ROOT / "output" / "oldest" / NOTEBOOK.name])
+
+
+STEPS = {"lint": lint, "types": types, "pytest": pytest, "oldest": oldest}
+
+
+def main() -> int:
+    """Run the steps, every one even where an earlier one fails; return the exit code."""
+    parser = argparse.ArgumentParser(description="Set up and pass every check.")
+    parser.add_argument("steps", nargs="*", metavar="step", help=f"some of {', '.join(STEPS)}; all when left out")
+    wanted = parser.parse_args().steps or list(STEPS)
+    unknown = sorted(set(wanted) - set(STEPS))
+    if unknown:
+        parser.error(f"unknown step {', '.join(unknown)}: the steps are {', '.join(STEPS)}")
+    environment.check_python()
+    python = environment.ensure(".venv", {"lab", "test"}, environment.CONSTRAINTS)
+    failed = []
+    for name in wanted:
+        environment.say(f"\n=== {name}: {STEPS[name].__doc__}")
+        started = time.monotonic()
+        passed = STEPS[name](python)
+        environment.say(f"=== {name} {'passed' if passed else 'FAILED'} in {time.monotonic() - started:.0f} s")
+        failed += [] if passed else [name]
+    environment.say(f"\nFailed: {', '.join(failed)}" if failed else "\nEverything passed.")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

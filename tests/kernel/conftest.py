@@ -1,0 +1,30 @@
+"""A kernel that the tests of a module share: each takes seconds to start and to warm up."""
+
+from __future__ import annotations
+
+import pytest
+from jupyter_kernel import Kernel
+
+SETUP = """
+import os, sys, time, json, signal
+import torch, torch.distributed as dist
+from notebook_launcher import launch, LaunchConfig, WorkerError
+%load_ext notebook_launcher
+def rank(): return int(os.environ["RANK"])
+"""
+
+
+@pytest.fixture(scope="module")
+def shared_kernel(tmp_path_factory):
+    """A kernel with the extension loaded, for tests that leave it as they found it."""
+    one = Kernel(directory=str(tmp_path_factory.mktemp("notebook")))
+    one.ok(SETUP)
+    yield one
+    one.shut_down(now=True)
+
+
+@pytest.fixture
+def own_kernel(kernel):
+    """A kernel of the test's own, with the extension loaded."""
+    kernel.ok(SETUP)
+    return kernel

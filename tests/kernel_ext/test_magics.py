@@ -1,0 +1,340 @@
+import dataclasses
+import subprocess
+import sys
+
+import pytest
+from IPython import version_info
+from IPython.core.completer import provisionalcompleter
+from IPython.core.error import UsageError
+from IPython.core.interactiveshell import InteractiveShell
+
+from notebook_launcher.core.errors import PayloadError
+from notebook_launcher.core.events import DeviceRow
+from notebook_launcher.kernel_ext import completion
+from notebook_launcher.kernel_ext.magics import EntryPoints, LauncherMagics
+
+
+@dataclasses.dataclass
+class FakeRun:
+    """Runs the payload once a rank, here."""
+
+    payload: dict
+    config: object
+    wait: bool
+    status: str = "finished"
+    results: list = dataclasses.field(default_factory=list)
+
+    def stop(self):
+        self.status = "stopped"
+
+    def __repr__(self):
+        return f"<{self.payload['name']} {self.status}>"
+
+
+class FakeLauncher:
+    """The launcher's entry points, in process: what they were given, and a result for each rank."""
+
+    def __init__(self):
+        self.runs: list[FakeRun] = []
+        self.rows = (
+            DeviceRow("cuda", 0, reason="this build of torch has no CUDA"),
+            DeviceRow("cpu", 8, ("8 cores",), precisions={"no": "", "bf16": "", "fp16": "a cpu emulates it"}),
+        )
+
+    def for_cell(self, source, namespace, filename, *, name):
+        if "refuse" in source:
+            raise PayloadError("'refuse' can't travel")
+        return {"source": source, "namespace": namespace, "filename": filename, "name": name}
+
+    def launch_payload(self, payload, config, *, wait):
+        run = FakeRun(payload, config, wait, "finished" if wait else "running")
+        run.results = [f"rank {rank}" for rank in range(config.num_processes or 2)]
+        self.runs.append(run)
+        return run
+
+    def entry_points(self):
+        return EntryPoints(self.for_cell, self.launch_payload, lambda: self.rows, lambda: self.runs)
+
+
+@pytest.fixture(scope="module")
+def shell(tmp_path_factory):
+    from traitlets.config import Config
+
+    config = Config()
+    config.HistoryManager.enabled = False
+    config.InteractiveShell.colors = "nocolor" if version_info[0] > 8 else "NoColor"
+    config.IPCompleter.use_jedi = False
+    return InteractiveShell.instance(config=config, ipython_dir=str(tmp_path_factory.mktemp("ipython")))
+
+
+@pytest.fixture
+def launcher(shell):
+    """A shell with the magics over a fake launcher and a function ``train``."""
+    fake = FakeLauncher()
+    shell.register_magics(LauncherMagics(shell, fake.entry_points))
+    completion.install(shell)
+    before = dict(shell.user_ns)
+    shell.run_cell("def train(epochs, lr=0.1):\n    return epochs", silent=True)
+    yield fake
+    completion.uninstall(shell)
+    shell.user_ns.clear()
+    shell.user_ns.update(before)
+
+
+def usage(shell, *arguments):
+    run = shell.run_line_magic if len(arguments) == 1 else shell.run_cell_magic
+    with pytest.raises(UsageError) as caught:
+        run("launch", *arguments)
+    return str(caught.value)
+
+
+# --- %launch ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_call_is_launched_and_its_run_given_back(shell, launcher):
+    run = shell.run_line_magic("launch", "-n 4 --mixed-precision bf16 train(3, lr=1e-3)")
+    assert run is launcher.runs[0]
+    assert (run.payload["source"], run.payload["name"]) == ("train(3, lr=1e-3)", "train")
+    assert run.payload["namespace"] is shell.user_ns
+    assert (run.config.num_processes, run.config.mixed_precision, run.wait) == (4, "bf16", True)
+    assert run.config.sources == {"num_processes": "argument", "mixed_precision": "argument"}
+
+
+def test_background_does_not_wait(shell, launcher):
+    assert shell.run_line_magic("launch", "--background train(3)").wait is False
+
+
+def test_assignment_and_save(shell, launcher):
+    assert shell.run_cell("run = %launch -n 3 --save values train(3)").success
+    assert shell.user_ns["run"] is launcher.runs[0]
+    assert shell.user_ns["values"] == ["rank 0", "rank 1", "rank 2"]
+
+
+def test_braces_in_the_call_stay_and_in_an_option_are_filled_in(shell, launcher):
+    shell.user_ns["n"] = 3
+    run = shell.run_line_magic("launch", "-n {n} train({n})")
+    assert (run.config.num_processes, run.payload["source"]) == (3, "train({n})")
+    assert "{m}" in usage(shell, "-n {m} train(1)")
+
+
+def test_a_config_file(shell, launcher, tmp_path):
+    (tmp_path / "c.yaml").write_text("num_processes: 3\nmixed_precision: bf16\n")
+    run = shell.run_line_magic("launch", f"--config {tmp_path}/c.yaml -n 4 train(3)")
+    assert (run.config.num_processes, run.config.mixed_precision) == (4, "bf16")
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("", ["%launch needs a call, such as", "no call was given"]),
+        ("-n 2", ["no call was given"]),
+        ("train", ["'train' is none", "Did you mean train()?"]),
+        ("3 + 4", ["needs a call", "'3 + 4' is none"]),
+        ("train(3", ["can't read 'train(3'", "%%launch"]),
+        ("trian(3)", ["'trian'", "Did you mean 'train'?"]),
+        ("train()", ["train()", "train(epochs, lr=0.1)", "missing a required argument: 'epochs'"]),
+        ("train(3, rl=1)", ["train(epochs, lr=0.1)", "unexpected keyword argument 'rl'"]),
+        ("train(1, 2, 3)", ["train(epochs, lr=0.1)", "too many positional arguments"]),
+        ("train(*a, rl=1)", ["unexpected keyword argument 'rl'"]),
+        ("number(3)", ["number, which is a int"]),
+        ("-n 0 train(3)", ["num_processes='0'", "from 1 to 1024"]),
+        ("-n 2 --precision bf16 train(3)", ["option '--precision' is not known"]),
+        ("-d cpu -p fp16 train(3)", ["fp16", "bf16", "cpu"]),
+        ("train('refuse')", ["'refuse' can't travel"]),
+    ],
+)
+def test_mistakes_are_told_before_anything_starts(shell, launcher, line, words):
+    shell.user_ns["number"] = 3
+    text = usage(shell, line)
+    for word in words:
+        assert word in text
+    assert launcher.runs == []
+
+
+@pytest.mark.parametrize(
+    "call", ["train(*a)", "train(**k)", "train(1, *a, lr=1)", "Box().fit(1)", "print(3)", "Box.make(3)", "max(1, 2)"]
+)
+def test_calls_that_only_the_workers_can_judge_pass(shell, launcher, call):
+    shell.run_cell(
+        "class Box:\n    def fit(self): ...\n    @property\n    def made(self): raise SystemExit\n"
+        "    @classmethod\n    def make(cls, a): ...\n",
+        silent=True,
+    )
+    assert shell.run_line_magic("launch", call).payload["source"] == call
+
+
+def test_methods_are_checked_and_properties_are_not_run(shell, launcher):
+    shell.run_cell(
+        "class Box:\n    def fit(self, x): ...\n    @property\n    def made(self): raise SystemExit\nbox = Box()",
+        silent=True,
+    )
+    assert "box.fit(x)" in usage(shell, "box.fit()")
+    assert shell.run_line_magic("launch", "box.made(1)").payload["name"] == "box.made"
+
+
+def test_a_mistake_is_one_line_in_the_cell(shell, launcher, capsys):
+    result = shell.run_cell("%launch -n 0 train(3)")
+    assert isinstance(result.error_in_exec, UsageError)
+    out, err = capsys.readouterr()
+    assert (out + err).strip().startswith("UsageError: num_processes='0' can't be")
+    assert len((out + err).strip().splitlines()) == 1
+
+
+# --- %%launch --------------------------------------------------------------------------------------------------------
+
+
+def test_a_cell_travels_with_its_line_numbers(shell, launcher):
+    run = shell.run_cell_magic("launch", "-n 2 --save out", "\n\nx = 1\n1 / 0\n")
+    lines = run.payload["source"].splitlines()
+    assert lines[0] == "# %%launch -n 2 --save out"
+    assert lines[4] == "1 / 0"  # the cell's fifth line, as the notebook counts
+    assert run.payload["name"] == "cell"
+    assert shell.user_ns["out"] == ["rank 0", "rank 1"]
+
+
+def test_a_cell_may_hold_ipython_s_syntax_and_await(shell, launcher):
+    run = shell.run_cell_magic("launch", "", "!ls\nimport asyncio\nawait asyncio.sleep(0)\n")
+    assert "get_ipython().system('ls')" in run.payload["source"]
+
+
+def test_an_indented_cell_is_python(shell, launcher):
+    run = shell.run_cell_magic("launch", "", "    x = 1\n    x\n")
+    assert run.payload["source"].splitlines()[1:] == ["x = 1", "x"]
+
+
+def test_a_syntax_error_shows_the_cell_s_line(shell, launcher, capsys):
+    result = shell.run_cell("%%launch -n 2\nx = 1\ny = = 2\n")
+    assert isinstance(result.error_in_exec, SyntaxError)
+    assert result.error_in_exec.lineno == 3
+    out, err = capsys.readouterr()
+    assert "y = = 2" in out + err
+    assert "line 3" in out + err
+    assert launcher.runs == []
+
+
+def test_python_in_the_magic_s_own_line_is_refused(shell, launcher):
+    assert "'train(3)' was left over" in usage(shell, "-n 2 train(3)", "x = 1")
+
+
+# --- %launcher and -h ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("magic", "line"), [("launch", "-h"), ("launch", "-n 2 --help"), ("launcher", "-h"), ("launcher", "")]
+)
+def test_help(shell, launcher, capsys, magic, line):
+    assert shell.run_line_magic(magic, line) is None
+    out = capsys.readouterr().out
+    expected = ("--num-processes", "{no,fp16,bf16}", "%%launch") if magic == "launch" else ("devices", "status", "stop")
+    assert all(word in out for word in expected)
+    assert launcher.runs == []
+
+
+def test_help_of_the_cell_magic(shell, launcher, capsys):
+    shell.run_cell_magic("launch", "-h", "\n")
+    assert "--num-processes" in capsys.readouterr().out
+
+
+def test_devices(shell, launcher, capsys):
+    launcher.rows = (*launcher.rows, DeviceRow("xpu", 2, ("Max", "Max"), (2**34, 2**34), {"no": "", "bf16": ""}))
+    shell.run_line_magic("launcher", "devices")
+    assert capsys.readouterr().out.splitlines() == [
+        "cuda    none: this build of torch has no CUDA",
+        "cpu     8 cores  no, bf16",
+        "        no fp16: a cpu emulates it",
+        "xpu:0   Max  16.0 GiB  no, bf16",
+        "xpu:1   Max  16.0 GiB  no, bf16",
+    ]
+
+
+def test_status_and_stop(shell, launcher, capsys):
+    shell.run_line_magic("launcher", "status")
+    assert "no run yet" in capsys.readouterr().out
+    shell.run_line_magic("launch", "train(1)")
+    shell.run_line_magic("launch", "--background train(2)")
+    shell.run_line_magic("launcher", "status")
+    assert capsys.readouterr().out.splitlines() == ["<train finished>", "<train running>"]
+    shell.run_line_magic("launcher", "stop")
+    assert capsys.readouterr().out.splitlines() == ["<train stopped>"]
+    assert [run.status for run in launcher.runs] == ["finished", "stopped"]
+    shell.run_line_magic("launcher", "stop")
+    assert "no run is going on" in capsys.readouterr().out
+
+
+def test_an_unknown_command(shell, launcher):
+    with pytest.raises(UsageError, match="Did you mean 'status'"):
+        shell.run_line_magic("launcher", "stats")
+
+
+# --- completion ------------------------------------------------------------------------------------------------------
+
+
+def completions(shell, line):
+    """As a kernel asks for them."""
+    with provisionalcompleter():
+        return [found.text for found in shell.Completer.completions(line, len(line))]
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("%launch --mi", ["--mixed-precision"]),
+        ("%%launch -n 2 --mi", ["--mixed-precision"]),
+        ("run = %launch --mi", ["--mixed-precision"]),
+        ("%launch --mixed-precision b", ["bf16"]),
+        ("%launch -p ", ["no", "fp16", "bf16"]),
+        ("%launch --device=cu", ["cuda"]),
+        ("%launch -n 2 --start-method for", ["forkserver", "fork"]),
+        ("%launcher st", ["status", "stop"]),
+        ("%launcher ", ["devices", "status", "stop"]),
+    ],
+)
+def test_completion(shell, launcher, line, expected):
+    assert sorted(completions(shell, line)) == sorted(expected)
+
+
+@pytest.mark.parametrize("line", ["%launch tra", "%launch -n 2 tra"])
+def test_the_call_is_completed_as_python(shell, launcher, line):
+    assert "train" in completions(shell, line)
+
+
+@pytest.mark.parametrize("text", ["", "train(--mi", "-n 2 train(3) --mi", "--save --mi"])
+def test_no_options_where_python_or_a_free_value_stands(text):
+    assert completion.launch_candidates(text) == []
+
+
+def test_uninstall_takes_the_completion_away(shell, launcher):
+    completion.uninstall(shell)
+    assert "status" not in completions(shell, "%launcher sta")
+
+
+# --- loading ---------------------------------------------------------------------------------------------------------
+
+LOADING = """
+import sys, time
+from IPython.core.interactiveshell import InteractiveShell
+from traitlets.config import Config
+config = Config(); config.HistoryManager.enabled = False
+shell = InteractiveShell.instance(config=config)
+start = time.perf_counter()
+from notebook_launcher import kernel_ext
+from notebook_launcher.launcher import warm
+warm.get_ready = lambda: print("server started")
+kernel_ext.load_ipython_extension(shell)
+took_s = time.perf_counter() - start
+heavy = {"torch", "pydantic", "yaml"} & set(sys.modules)
+print("heavy:", *sorted(heavy))
+print("magics:", {"launch", "launcher"} <= set(shell.magics_manager.magics["line"]))
+kernel_ext.unload_ipython_extension(shell)
+kernel_ext.unload_ipython_extension(shell)
+kinds = shell.magics_manager.magics
+print("left:", *({"launch", "launcher"} & {*kinds["line"], *kinds["cell"]}))
+print("took:", took_s)
+"""
+
+
+def test_loading_starts_the_server_and_loads_nothing_heavy():
+    done = subprocess.run([sys.executable, "-c", LOADING], check=True, capture_output=True, text=True)
+    lines = done.stdout.splitlines()
+    assert lines[:4] == ["server started", "heavy:", "magics: True", "left:"]
+    assert float(lines[4].split()[1]) < 0.5  # a hundredth of it is usual; the machine may be busy
