@@ -62,7 +62,7 @@ class RankState:
     failed: Failed | None = None
     where: Where | None = None
     heard: bool = False
-    num_asked: int = 0  # how often it was asked where it is
+    asked_again: bool = False
     sent: Act | None = None  # the hardest step of the ladder that it was sent
     ended_s: float = 0.0
 
@@ -197,7 +197,7 @@ class RunState:
     def _begin_ladder(self, reason: str, now_s: float) -> list[Action]:
         self.reason, self._stopping_s = reason, now_s
         running = [rank for rank, state in enumerate(self.ranks) if not state.ended]
-        actions = [self._ask(rank) for rank in running]
+        actions = [Action(Act.ASK_WHERE, rank) for rank in running]
         return actions + (self._let_go(now_s) if self.all_ended else [])
 
     def _climb(self, now_s: float) -> list[Action]:
@@ -209,19 +209,17 @@ class RunState:
             if state.ended:
                 continue
             limit_s = wait_s + (max(grace_s, HEAR_S) if state.heard else HEAR_S)
-            if state.sent is None and passed_s >= wait_s:
-                actions.append(self._step(rank, Act.INTERRUPT))
-            elif state.num_asked < 2 and passed_s >= wait_s / 2:  # noqa: PLR2004
-                actions.append(self._ask(rank))  # by now it waits where it would have waited
+            if state.sent is None:
+                if passed_s >= wait_s:
+                    actions.append(self._step(rank, Act.INTERRUPT))
+                elif not state.asked_again and passed_s >= wait_s / 2:
+                    state.asked_again = True  # by now it waits where it would have waited
+                    actions.append(Action(Act.ASK_WHERE, rank))
             elif state.sent is Act.INTERRUPT and passed_s >= limit_s:
                 actions.append(self._step(rank, Act.TERMINATE))
             elif state.sent is Act.TERMINATE and passed_s >= limit_s + KILL_S:
                 actions.append(self._step(rank, Act.KILL))
         return actions
-
-    def _ask(self, rank: int) -> Action:
-        self.ranks[rank].num_asked += 1
-        return Action(Act.ASK_WHERE, rank)
 
     def _step(self, rank: int, act: Act) -> Action:
         self.ranks[rank].sent = act

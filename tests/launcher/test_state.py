@@ -140,10 +140,10 @@ def test_a_rank_that_is_let_go_by_our_ladder_is_not_the_cause():
 def test_stop_interrupts_then_terminates_who_did_not_hear():
     state = running(2, stop_grace_s=3.0)
     assert acts(state.stop(1.0)) == [(Act.ASK_WHERE, 0), (Act.ASK_WHERE, 1)]
-    interrupted = 1.0 + ANSWER_S
+    interrupted = 1.01 + ANSWER_S
     assert acts(state.tick(interrupted)) == [(Act.INTERRUPT, 0), (Act.INTERRUPT, 1)]
     state.heard(0)
-    assert acts(state.tick(interrupted + HEAR_S)) == [(Act.TERMINATE, 1)]
+    assert acts(state.tick(interrupted + HEAR_S + 0.01)) == [(Act.TERMINATE, 1)]
     assert state.tick(3.9) == [Action(Act.KILL, 1)]
     assert acts(state.tick(interrupted + 3.0)) == [(Act.TERMINATE, 0)]
 
@@ -189,7 +189,7 @@ def test_a_run_that_goes_on_for_too_long_is_stopped():
     state = running(1, timeout_s=5.0)
     assert state.tick(5.0) == []
     assert acts(state.tick(5.1)) == [(Act.ASK_WHERE, 0)]
-    assert acts(state.tick(5.1 + ANSWER_S)) == [(Act.INTERRUPT, 0)]
+    assert acts(state.tick(5.11 + ANSWER_S)) == [(Act.INTERRUPT, 0)]
     state.raised(0, failed(name="KeyboardInterrupt"), 5.2)
     state.exited(0, 0, 5.3)
     assert state.status == "timed out"
@@ -224,7 +224,7 @@ def test_stop_before_anything_has_started():
     state = RunState(1)
     assert acts(state.stop(0.0)) == [(Act.ASK_WHERE, 0)]
     assert acts(state.tick(ANSWER_S)) == [(Act.INTERRUPT, 0)]
-    assert acts(state.tick(ANSWER_S + HEAR_S)) == [(Act.TERMINATE, 0)]
+    assert acts(state.tick(ANSWER_S + HEAR_S + 0.01)) == [(Act.TERMINATE, 0)]
     state.exited(0, None, 1.0)
     assert state.status == "stopped"
 
