@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-CachedFunction: type = type(functools.cache(lambda: None))
+CachedFunction: Any = type(functools.cache(lambda: None))
 
 
 def cached_function(function: Callable[..., Any], maxsize: int | None, typed: bool) -> Any:  # noqa: FBT001

@@ -63,7 +63,7 @@ def launch_payload(payload: Payload, config: LaunchConfig, *, wait: bool, sink: 
     folder = pathlib.Path(config.log_dir) if config.log_dir else None
     shown = {0} if config.output == "main" else None
     output = OutputLog(len(plan.worlds), folder=folder, shown_ranks=shown)
-    record = Record(plan.headline, list(plan.notes), output, len(plan.worlds))
+    record = Record(plan.headline, [*plan.notes, *payload.notes], output, len(plan.worlds))
     sinks: list[Sink] = [SINKS.load(sink or _default_sink())()]
     surroundings = pack_surroundings(payload.sources, plan.environment)
 

@@ -14,6 +14,7 @@ from notebook_launcher.core.channel import SocketChannel
 from notebook_launcher.core.errors import ChannelClosedError
 from notebook_launcher.core.events import Devices, Probe
 from notebook_launcher.worker import streams
+from notebook_launcher.worker.rehearsal import rehearse
 
 
 def main(channel: int, stdout: int, stderr: int) -> None:
@@ -39,7 +40,11 @@ def main(channel: int, stdout: int, stderr: int) -> None:
 
 
 def _obey(line: SocketChannel) -> int:
-    command = line.receive(None)
+    try:
+        command = line.receive(0)
+    except TimeoutError:  # nobody waits for this worker yet
+        rehearse()
+        command = line.receive(None)
     if isinstance(command, Probe):
         from notebook_launcher.worker.inspection import devices
 

@@ -72,7 +72,7 @@ class Server:
 
     def _call(self, command: events.Run) -> Any:
         surroundings.use_device(command.world)
-        task = pickling.loads(command.payload)
+        task = pickling.loads(command.payload, device="cpu" if command.world.device == "cpu" else None)
         pickling.by_value_in_children()
         self._channel.send(events.Started(os.getpid(), socket.gethostname(), time.monotonic_ns()))
         try:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def put_on(given: Surroundings, world: World) -> None:
     """Replace environment, directory, path and arguments by ``given``; then say who this rank is."""
-    _replace_environment({**given.environment, **world.environment()})
+    restore_environment({**given.environment, **world.environment()})
     if world.num_machines == 1:
         # Nothing may listen where another machine could connect; gloo would take the host name's interface.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
@@ -33,8 +33,8 @@ def put_on(given: Surroundings, world: World) -> None:
         _seed(world.seed)
 
 
-def _replace_environment(wanted: dict[str, str]) -> None:
-    """Only the differences: each assignment is a system library's, and there are many variables."""
+def restore_environment(wanted: dict[str, str]) -> None:
+    """Make the environment ``wanted``, by the differences only: each assignment is a call into the C library."""
     current = snapshot()
     for name in current.keys() - wanted.keys():
         del os.environ[name]
