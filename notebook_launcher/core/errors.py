@@ -17,9 +17,28 @@ What a launch raises is the worker's own exception, with a ``WorkerError`` as it
 
 from __future__ import annotations
 
+import os
+import pathlib
+import traceback
+
+from notebook_launcher.core.cell_labels import in_cells
+
+_PACKAGE = str(pathlib.Path(__file__).parent.parent)
+_NOT_THE_USERS = (f"{os.sep}IPython{os.sep}", f"{os.sep}ipykernel{os.sep}")
+
 
 class NotebookLauncherError(Exception):
     """Base of the package's own errors."""
+
+    def _render_traceback_(self) -> list[str]:
+        """IPython asks for this: the user's own lines, not the launcher's, and the message."""
+        frames = [frame for frame in traceback.extract_tb(self.__traceback__) if _is_the_users(frame.filename)]
+        told = in_cells("".join(traceback.format_list(frames))).splitlines()
+        return [*told, f"{type(self).__name__}: {self}"]
+
+
+def _is_the_users(filename: str) -> bool:
+    return not filename.startswith(_PACKAGE) and not any(part in filename for part in _NOT_THE_USERS)
 
 
 class ConfigError(NotebookLauncherError, ValueError):

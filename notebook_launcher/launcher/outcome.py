@@ -7,6 +7,7 @@ import signal
 from typing import TYPE_CHECKING
 
 from notebook_launcher.core import pickling
+from notebook_launcher.core.cell_labels import in_cells
 from notebook_launcher.core.errors import RunTimeoutError, WorkerError
 from notebook_launcher.launcher.state import Phase, RankState, RunState
 
@@ -93,8 +94,9 @@ def error_of(state: RunState, host: str, tails: dict[int, str], memory: str) -> 
     headline = f"rank {rank} of {total} raised {failed.type_name}" + (f": {failed.message}" if failed.message else "")
     if failed.type_name == "SystemExit":
         headline = f"rank {rank} of {total} called sys.exit({failed.message}), which ended the run"
+    text = in_cells(failed.traceback_text)
     worker_error = WorkerError(
-        headline, rank=rank, host=host, kind=failed.type_name, traceback_text=failed.traceback_text, others=others
+        headline, rank=rank, host=host, kind=failed.type_name, traceback_text=text, others=others
     )
     return _own_exception(failed, worker_error) or drawn_as(worker_error, str(worker_error))
 

@@ -128,8 +128,7 @@ def _pack(task: Call | Cell, name: str, owner: str, roots: list[Root]) -> Payloa
     except Exception as error:  # whatever the objects' own pickling raises, the culprit is named
         raise explain(error, owner, roots) from error
     sizes = large(roots, LARGE_BYTES) if dumped.packed.size_bytes > LARGE_BYTES else []
-    notes = [f"{variable} ({size / 1e6:,.0f} MB) travels to the ranks" for variable, size in sizes]
-    notes += [f"{each} was reloaded after it was used: the older class travels along" for each in dumped.reloaded]
+    notes = [f"{each} was reloaded after it was used: the older class travels along" for each in dumped.reloaded]
     return Payload(dumped.packed, dumped.sources, name, sizes, notes, dumped.sent)
 
 

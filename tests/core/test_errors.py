@@ -7,7 +7,8 @@ import pickle
 import pytest
 
 from notebook_launcher.core import errors
-from notebook_launcher.core.errors import NotebookLauncherError, RunInterrupted, WorkerError
+from notebook_launcher.core.errors import ConfigError, NotebookLauncherError, RunInterrupted, WorkerError
+from notebook_launcher.core.registry import Registry
 
 
 @pytest.mark.parametrize(
@@ -83,3 +84,14 @@ def test_the_others_travel_too(name):
 
 def test_stop_is_drawn_as_one_line():
     assert RunInterrupted("stopped after 3 s")._render_traceback_() == ["stopped after 3 s"]
+
+
+def test_a_cell_shows_the_users_own_lines_and_the_message():
+    try:
+        unknown = Registry("engine", {"local": "x:y"})
+        unknown.load("lokal")
+    except ConfigError as error:
+        told = error._render_traceback_()
+    assert told[-1] == "ConfigError: engine 'lokal' is not known (local). Did you mean 'local'?"
+    assert any('unknown.load("lokal")' in line for line in told)
+    assert not any("registry.py" in line for line in told)

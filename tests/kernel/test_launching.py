@@ -137,6 +137,7 @@ del table
     assert "[0.0, 0.0]" in cell.stdout
     assert "'table'" in cell.stderr
     assert "134 MB" in cell.stderr
+    assert "table" not in cell.html
 
 
 def test_magics_run_calls_and_cells_on_every_rank(shared_kernel):

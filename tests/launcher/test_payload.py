@@ -220,7 +220,6 @@ def test_large_objects_are_named_with_their_size(notebook, monkeypatch):
     )
     packed = for_call(notebook["go"], (np.zeros(300_000),))
     assert [(name, size // 100_000) for name, size in packed.large] == [("data", 24), ("table", 16), ("config", 12)]
-    assert "data (2 MB) travels to the ranks" in packed.notes
     cell = for_cell("table.sum()", notebook.names, "<cell>")
     assert [name for name, _ in cell.large] == ["table"]
 
