@@ -1,0 +1,170 @@
+"""Prepared optimizers and schedulers: the user's own, acting only when a group of micro-batches is complete."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from notebook_launcher.runtime.accumulation import Accumulation
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def _plain_step(optimizer: torch.optim.Optimizer, closure: Callable[[], Any] | None) -> Any:
+    return optimizer.step() if closure is None else optimizer.step(closure)
+
+
+class PreparedOptimizer(torch.optim.Optimizer):
+    """An optimizer whose ``step`` and ``zero_grad`` wait for the end of an accumulation group.
+
+    ``optimizer`` is the one that was given to ``prepare``; all else is its. A copy, or one that was pickled, stands for
+    itself: it belongs to no accelerator, so it acts at every call.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        accumulation: Accumulation,
+        step: Callable[[torch.optim.Optimizer, Callable[[], Any] | None], Any] = _plain_step,
+    ) -> None:
+        """Not the base's: this one has no parameters, state or hooks of its own."""
+        self.optimizer = optimizer
+        self.step_was_skipped = False
+        self._accumulation = accumulation
+        self._step = step
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Step when the group is complete, and return what the optimizer returns; before that do nothing."""
+        accumulation = self._accumulation
+        if not accumulation.sync:
+            return None
+        accumulation.has_run = True
+        return self._step(self.optimizer, closure)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:  # noqa: FBT001, FBT002 - torch's
+        """Clear the gradients. Those of an unfinished group are kept until it is finished, then cleared."""
+        accumulation = self._accumulation
+        if accumulation.zeroing_waits():
+            accumulation.owed[id(self)] = self.optimizer.zero_grad
+            return
+        self.optimizer.zero_grad(set_to_none)
+        if accumulation.owed:
+            accumulation.owed.pop(id(self), None)
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The optimizer's own groups, shared, not copied."""
+        return self.optimizer.param_groups
+
+    @param_groups.setter
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+        self.optimizer.param_groups = groups
+
+    @property
+    def state(self) -> Any:
+        """The optimizer's own state, shared, not copied."""
+        return self.optimizer.state
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        self.optimizer.state = state
+
+    @property
+    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
+        """The options that a new group of parameters gets."""
+        return self.optimizer.defaults
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Hand on to the optimizer."""
+        self.optimizer.add_param_group(param_group)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The optimizer's."""
+        return self.optimizer.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Hand on to the optimizer."""
+        self.optimizer.load_state_dict(state_dict)
+
+    def __getattr__(self, name: str) -> Any:
+        """What is not ours is the optimizer's: hooks, ``train`` and ``eval`` of schedule-free ones."""
+        if name == "optimizer":
+            raise AttributeError(name)
+        return getattr(self.optimizer, name)
+
+    def __repr__(self) -> str:
+        return f"PreparedOptimizer({self.optimizer!r})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"optimizer": self.optimizer}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["optimizer"], Accumulation(1))  # type: ignore[misc]
+
+
+class PreparedScheduler:
+    """A learning-rate scheduler that steps once per real optimizer step (or ``num_repeats`` times).
+
+    ``scheduler`` is the one that was given to ``prepare``; what is not defined here is its.
+    """
+
+    def __init__(
+        self,
+        scheduler: Any,
+        accumulation: Accumulation,
+        optimizers: list[PreparedOptimizer],
+        *,
+        with_optimizer: bool = True,
+        num_repeats: int = 1,
+    ) -> None:
+        """``optimizers`` are those that must have stepped; ``with_optimizer`` False leaves stepping to the caller."""
+        self.scheduler = scheduler
+        self._accumulation = accumulation
+        self._optimizers = optimizers
+        self._with_optimizer = with_optimizer
+        self._num_repeats = num_repeats
+
+    def step(self, *args: Any, **kwargs: Any) -> None:
+        """Step, unless the optimizer did not: within a group, or where fp16 skipped its step."""
+        if not self._with_optimizer:
+            self.scheduler.step(*args, **kwargs)
+            return
+        if not self._accumulation.sync or any(optimizer.step_was_skipped for optimizer in self._optimizers):
+            return
+        for _ in range(self._num_repeats):
+            total = getattr(self.scheduler, "total_steps", None)
+            # OneCycleLR refuses to go on past its end, which repeating can overshoot.
+            if self._num_repeats == 1 or total is None or self.scheduler.last_epoch + 1 < total:
+                self.scheduler.step(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        """What is not ours is the scheduler's."""
+        if name == "scheduler":
+            raise AttributeError(name)
+        return getattr(self.scheduler, name)
+
+    def __repr__(self) -> str:
+        return f"PreparedScheduler({self.scheduler!r})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"scheduler": self.scheduler}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["scheduler"], Accumulation(1), [])  # type: ignore[misc]
+
+
+def is_scheduler(thing: object) -> bool:
+    """Whether ``thing`` is a learning-rate scheduler: torch's, or one that looks like it."""
+    if isinstance(thing, torch.optim.lr_scheduler.LRScheduler):
+        return True
+    return all(hasattr(thing, name) for name in ("step", "optimizer", "state_dict")) and not isinstance(
+        thing, torch.optim.Optimizer
+    )
+
+
+def owner_of(scheduler: Any, optimizers: list[PreparedOptimizer]) -> list[PreparedOptimizer]:
+    """The prepared optimizers that ``scheduler`` drives."""
+    target = getattr(scheduler, "optimizer", None)
+    return [optimizer for optimizer in optimizers if target in (optimizer, optimizer.optimizer)]

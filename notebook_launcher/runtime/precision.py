@@ -1,0 +1,58 @@
+"""Mixed precision: which one is in force, and the context that a forward pass runs in."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from notebook_launcher.core.errors import ConfigError
+from notebook_launcher.core.registry import unknown_name
+
+if TYPE_CHECKING:
+    from notebook_launcher.runtime.backends import Backend
+
+DTYPES = {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclasses.dataclass(frozen=True)
+class Precision:
+    """A precision on one kind of device: "no" (fp32), "bf16" or "fp16"."""
+
+    name: str
+    device_type: str
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What autocast computes in."""
+        return DTYPES[self.name]
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether autocast changes anything."""
+        return self.name != "no"
+
+    def autocast(self, *, enabled: bool = True) -> contextlib.AbstractContextManager[Any]:
+        """A context in which operations run in this precision; it can be entered again once it was left."""
+        if not self.is_mixed:
+            return contextlib.nullcontext()
+        return torch.autocast(self.device_type, dtype=self.dtype, enabled=enabled)
+
+
+def choose(name: str, backend: Backend, why: str) -> Precision:
+    """The precision ``name`` on ``backend``; ``why`` says how the device came to be chosen.
+
+    Raises ``ConfigError`` for a name that isn't known, or for a precision that the device can't do.
+    """
+    if name not in DTYPES:
+        raise unknown_name("mixed_precision", name, DTYPES)
+    refusal = backend.refusals.get(name)
+    if refusal:
+        able = " or ".join(repr(other) for other in DTYPES if other not in backend.refusals)
+        raise ConfigError(
+            f"mixed_precision={name!r} can't be used on the device {backend.device_type!r}: {refusal}. The device is "
+            f"{backend.device_type!r} because {why}. Use mixed_precision={able}, or another device."
+        )
+    return Precision(name, backend.device_type)

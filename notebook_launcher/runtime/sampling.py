@@ -1,0 +1,143 @@
+"""In which order samples are read: the same on every rank, new in each epoch, repeatable; and each rank's share."""
+
+from __future__ import annotations
+
+import collections
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.data import DistributedSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
+
+from notebook_launcher.runtime import gather, sharding
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+_SHUFFLERS = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
+_MAX_SEED = 2**63 - 1
+
+Notes = collections.deque[sharding.Round[Any]]
+
+
+def samplers_of(base: Any) -> list[Any]:
+    """A sampler and those that it draws from: a batch sampler's sampler, and so on."""
+    found: list[Any] = []
+    while base is not None and len(found) < _MAX_DEPTH:
+        found.append(base)
+        base = getattr(base, "sampler", None) or getattr(base, "batch_sampler", None)
+    return found
+
+
+_MAX_DEPTH = 5  # samplers that refer to one another in a ring
+
+
+def is_sharded(base: Any) -> bool:
+    """Whether a sampler gives each rank its own share already."""
+    return any(
+        isinstance(sampler, DistributedSampler) or (hasattr(sampler, "num_replicas") and hasattr(sampler, "rank"))
+        for sampler in samplers_of(base)
+    )
+
+
+class Epochs:
+    """Counts the epochs of one loader, and gives each its order.
+
+    A shuffling sampler without a generator of its own is lent one, seeded by (seed, epoch). The seed is rank 0's next
+    random number when the first epoch begins, where torch draws it too: so a loop seeded as in plain torch reads the
+    same first epoch, and any number of processes reads the same order in all of them. A sampler with a generator keeps
+    it; the ranks' are made equal.
+    """
+
+    def __init__(self, base: Any, dataset: Any, num_ranks: int) -> None:
+        """``base`` is the loader's batch sampler, or its sampler."""
+        samplers = samplers_of(base)
+        self.epoch = 0  # the one that begins next
+        self.seed: int | None = None
+        self._num_ranks = num_ranks
+        self._lent = [sampler for sampler in samplers if isinstance(sampler, _SHUFFLERS) and sampler.generator is None]
+        self._own = [
+            (sampler.generator, sampler.generator.initial_seed())
+            for sampler in samplers
+            if isinstance(getattr(sampler, "generator", None), torch.Generator)
+        ]
+        self._listeners = [thing for thing in (*samplers, dataset) if hasattr(thing, "set_epoch")]
+        self._told = 0
+        self._was_set = False
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make ``epoch`` the next one, for samplers, batch sampler and data set alike."""
+        self.epoch = epoch
+        self._was_set = True
+        self._tell(epoch, self._listeners)
+
+    def begin(self) -> None:
+        """Start the next epoch: every rank calls this, and then draws its first index."""
+        epoch = self.epoch
+        self.epoch += 1
+        # Whoever sets a sampler's epoch without us has taken over its count.
+        self._tell(epoch, [thing for thing in self._listeners if getattr(thing, "epoch", self._told) == self._told])
+        for generator, first_seed in self._own:
+            if self._was_set:
+                generator.manual_seed((first_seed + epoch) % _MAX_SEED)
+            if self._num_ranks > 1:
+                generator.set_state(gather.broadcast_object(generator.get_state()))
+        if not self._lent:
+            return
+        if self.seed is None:
+            drawn = int(torch.empty((), dtype=torch.int64).random_().item())
+            self.seed = gather.broadcast_object(drawn) if self._num_ranks > 1 else drawn
+        for sampler in self._lent:
+            sampler.generator = torch.Generator().manual_seed((self.seed + epoch) % _MAX_SEED)
+
+    def started(self) -> None:
+        """The first index was drawn: take back what was lent, the sampler is the user's."""
+        for sampler in self._lent:
+            sampler.generator = None
+
+    def _tell(self, epoch: int, listeners: Iterable[Any]) -> None:
+        for listener in listeners:
+            listener.set_epoch(epoch)
+        self._told = epoch
+
+
+class SharedSampler:
+    """Draws from the loader's own (batch) sampler and yields this rank's share, a batch (or an index) at a time.
+
+    ``notes`` holds, for the pass begun last, what is to be known of each batch that was drawn and not yet handed out.
+    """
+
+    def __init__(self, base: Any, plan: sharding.Plan, rank: int, epochs: Epochs) -> None:
+        """``base`` gives lists of indices, or single ones where the loader does not batch."""
+        self.base = base
+        self.plan = plan
+        self.epochs = epochs
+        self.notes: Notes = collections.deque()
+        self._rank = rank
+
+    def __iter__(self) -> Iterator[Any]:
+        """Begin a pass; the epoch begins when its first index is drawn."""
+        self.notes = collections.deque()
+        return self._draw(self.notes)
+
+    def __len__(self) -> int:
+        """Batches of this rank's share; raises ``TypeError`` where the sampler has no length."""
+        return sharding.num_rounds(len(self.base), self.plan, self._rank)
+
+    def __getattr__(self, name: str) -> Any:
+        """The loader's own sampler has the rest: ``sampler``, ``batch_size``, ``drop_last``."""
+        if name == "base":
+            raise AttributeError(name)
+        return getattr(self.base, name)
+
+    def _draw(self, notes: Notes) -> Iterator[Any]:
+        rank = self._rank
+        self.epochs.begin()
+        has_started = False
+        for round_ in sharding.rounds(self.base, self.plan, sharding.INDICES):
+            if not has_started:
+                self.epochs.started()
+                has_started = True
+            if rank >= len(round_.parts):
+                return
+            notes.append(round_)
+            yield round_.parts[rank]

@@ -1,0 +1,195 @@
+"""Which rank gets what: rounds of batches, one batch a rank. Pure functions over any kind of batch.
+
+The loader's own stream of batches (lists of indices, or batches of data) is dealt out in rounds, so that the ranks'
+batches of a round, put one after the other, are what one process would have read.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+
+from notebook_launcher.core.errors import ConfigError
+from notebook_launcher.runtime import trees
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+Batch = TypeVar("Batch")
+_GOES_ON, _ENDS = (False,), (True,)
+
+
+class Round(NamedTuple, Generic[Batch]):
+    """One batch for each rank, some of them possibly missing where the ranks' shares may be uneven.
+
+    ``sizes`` counts the samples of each part, ``counts`` those that are real: the rest were repeated to fill it.
+    """
+
+    parts: list[Batch]
+    sizes: tuple[int, ...]
+    counts: tuple[int, ...]
+    is_last: tuple[bool, ...]  # by rank: it gets no batch after this one
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Plan:
+    """How a loader is shared. ``batch_size`` is the loader's own, None where batches have no fixed size."""
+
+    num_ranks: int
+    batch_size: int | None
+    drop_last: bool = False
+    even: bool = True
+    split: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse a split that would not come out even."""
+        if self.split and self.batch_size is not None and self.batch_size % self.num_ranks:
+            raise ConfigError(
+                f"split_batches=True splits the loader's batch of {self.batch_size} among {self.num_ranks} processes, "
+                f"which does not come out even; use a batch size that is a multiple of {self.num_ranks}, or leave out "
+                "split_batches to give each process its own batches"
+            )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Operations(Generic[Batch]):
+    """What dealing out needs to know about a kind of batch."""
+
+    size: Callable[[Batch], int]
+    join: Callable[[Sequence[Batch]], Batch]
+    part: Callable[[Batch, int, int], Batch]
+
+
+def _index_size(batch: Any) -> int:
+    return len(batch) if isinstance(batch, (list, tuple)) else 1
+
+
+def _data_size(batch: Any) -> int:
+    size = trees.num_samples(batch)
+    return 1 if size is None else size
+
+
+INDICES: Operations[Any] = Operations(
+    size=_index_size,
+    join=lambda batches: [index for batch in batches for index in batch],
+    part=lambda batch, start, stop: list(batch[start:stop]),
+)
+DATA: Operations[Any] = Operations(size=_data_size, join=trees.concatenate, part=trees.part)
+
+
+def rounds(batches: Iterable[Batch], plan: Plan, operations: Operations[Batch]) -> Iterator[Round[Batch]]:
+    """Deal ``batches`` out. With ``plan.even`` every rank gets as many, filled from the stream's start."""
+    if plan.num_ranks == 1:
+        return _alone(batches, operations)
+    if plan.split:
+        return _split(batches, plan, operations)
+    return _deal(batches, plan, operations)
+
+
+def num_rounds(num_batches: int, plan: Plan, rank: int) -> int:
+    """How many batches ``rank`` gets of a loader that has ``num_batches``."""
+    if plan.split or plan.num_ranks == 1:
+        return num_batches
+    full, left = divmod(num_batches, plan.num_ranks)
+    if plan.drop_last or not left:
+        return full
+    return full + 1 if plan.even or rank < left else full
+
+
+def _alone(batches: Iterable[Batch], operations: Operations[Batch]) -> Iterator[Round[Batch]]:
+    stream = iter(batches)
+    size = operations.size
+    for batch in itertools.islice(stream, 1):
+        held = batch
+        for ahead in stream:
+            sizes = (size(held),)
+            yield Round([held], sizes, sizes, _GOES_ON)
+            held = ahead
+        sizes = (size(held),)
+        yield Round([held], sizes, sizes, _ENDS)
+
+
+def _deal(batches: Iterable[Batch], plan: Plan, operations: Operations[Batch]) -> Iterator[Round[Batch]]:
+    stream = iter(batches)
+    num_ranks = plan.num_ranks
+    # Even shares end together, so one batch ahead tells the end; otherwise the next round's length must be known.
+    num_ahead = 1 if plan.even and not plan.drop_last else num_ranks
+    head = list(itertools.islice(stream, num_ahead))
+    start: list[Batch] = []
+    while head:
+        current = head + list(itertools.islice(stream, num_ranks - len(head)))
+        head = list(itertools.islice(stream, num_ahead))
+        start = start or current
+        if plan.drop_last:
+            if not _is_full(current, plan, operations):
+                return
+            if not _is_full(head, plan, operations):
+                head = []
+        if plan.even and not head:
+            yield _filled(current, start, plan, operations)
+            return
+        sizes = tuple(operations.size(batch) for batch in current)
+        ends = tuple(rank >= len(head) for rank in range(num_ranks)) if num_ahead > 1 else (False,) * num_ranks
+        yield Round(current, sizes, sizes, ends)
+
+
+def _is_full(batches: list[Batch], plan: Plan, operations: Operations[Batch]) -> bool:
+    if len(batches) < plan.num_ranks:
+        return False
+    return plan.batch_size is None or operations.size(batches[-1]) >= plan.batch_size
+
+
+def _filled(current: list[Batch], start: list[Batch], plan: Plan, operations: Operations[Batch]) -> Round[Batch]:
+    """The last round, made full with samples from the start of the stream."""
+    num_ranks, last = plan.num_ranks, (True,) * plan.num_ranks
+    sizes = [operations.size(batch) for batch in current]
+    uniform = plan.batch_size is not None and all(size == plan.batch_size for size in sizes[:-1])
+    if len(current) == num_ranks and (not uniform or sizes[-1] == plan.batch_size):
+        return Round(current, tuple(sizes), tuple(sizes), last)
+    if uniform and plan.batch_size is not None:
+        try:
+            return _level(operations.join(current), operations.join(start), plan.batch_size, num_ranks, operations)
+        except ValueError:
+            pass  # batches that can't be joined, padded to different lengths: whole ones fill the gap
+    parts = current + list(itertools.islice(itertools.cycle(start), num_ranks - len(current)))
+    counts = tuple(sizes) + (0,) * (num_ranks - len(current))
+    return Round(parts, tuple(operations.size(batch) for batch in parts), counts, last)
+
+
+def _level(
+    samples: Batch, start: Batch, batch_size: int, num_ranks: int, operations: Operations[Batch]
+) -> Round[Batch]:
+    """Cut ``samples`` into one part of ``batch_size`` for each rank, repeating ``start`` as often as it takes."""
+    num_real, needed = operations.size(samples), batch_size * num_ranks
+    while operations.size(samples) < needed:
+        samples = operations.join([samples, operations.part(start, 0, needed - operations.size(samples))])
+    parts = [operations.part(samples, rank * batch_size, (rank + 1) * batch_size) for rank in range(num_ranks)]
+    counts = tuple(min(max(num_real - rank * batch_size, 0), batch_size) for rank in range(num_ranks))
+    return Round(parts, (batch_size,) * num_ranks, counts, (True,) * num_ranks)
+
+
+def _split(batches: Iterable[Batch], plan: Plan, operations: Operations[Batch]) -> Iterator[Round[Batch]]:
+    stream = iter(batches)
+    head = list(itertools.islice(stream, 1))
+    first = head[0] if head else None
+    global_size = plan.batch_size if plan.batch_size is not None or first is None else operations.size(first)
+    while head:
+        batch = head[0]
+        head = list(itertools.islice(stream, 1))
+        yield _pieces(batch, first, global_size or 1, plan, is_last=not head, operations=operations)
+
+
+def _pieces(
+    batch: Batch, first: Any, global_size: int, plan: Plan, *, is_last: bool, operations: Operations[Batch]
+) -> Round[Batch]:
+    num_ranks = plan.num_ranks
+    size = operations.size(batch)
+    piece = -(-global_size // num_ranks) if size <= global_size else -(-size // num_ranks)
+    ends = (is_last,) * num_ranks
+    if plan.even and size < piece * num_ranks:
+        level = _level(batch, first, piece, num_ranks, operations)
+        return Round(level.parts, level.sizes, level.counts, ends)
+    parts = [operations.part(batch, rank * piece, (rank + 1) * piece) for rank in range(num_ranks)]
+    sizes = tuple(min(max(size - rank * piece, 0), piece) for rank in range(num_ranks))
+    return Round([part for part, kept in zip(parts, sizes, strict=True) if kept], sizes, sizes, ends)

@@ -1,0 +1,56 @@
+"""Strategies: how a model is spread over the processes. Adding one is one file and one line in ``core.strategies``.
+
+A strategy is a final class; what two of them do alike is a function that both name.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+from notebook_launcher.core.strategies import STRATEGIES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from contextlib import AbstractContextManager
+
+    import torch
+    from torch import nn
+
+    from notebook_launcher.runtime.process import Process
+
+__all__ = ["STRATEGIES", "Strategy", "create"]
+
+
+class Strategy(Protocol):
+    """What the accelerator asks of a way to spread a model."""
+
+    name: str
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        """The model to train, on this process's device; ``models.unwrap`` leads back to ``model``."""
+
+    def no_sync(self, model: nn.Module) -> AbstractContextManager[Any] | None:
+        """A context in which backward keeps ``model``'s gradients on this rank; None where they never leave it.
+
+        It can be entered again and again.
+        """
+
+    def backward(self, loss: torch.Tensor, **options: Any) -> None:
+        """Add the gradients of ``loss``, averaged over the ranks unless under ``no_sync``."""
+
+    def clip(self, parameters: Iterable[torch.Tensor], max_norm: float, norm_type: float) -> torch.Tensor:
+        """Scale the gradients so that their norm, over all ranks' shares, is at most ``max_norm``; return it."""
+
+    def step(self, optimizer: torch.optim.Optimizer, closure: Callable[[], Any] | None) -> Any:
+        """Let ``optimizer`` step; return what it returns."""
+
+    def full_state(self, model: nn.Module) -> dict[str, Any]:
+        """The whole of ``model``'s state, under the names of the module that was given to ``prepare``."""
+
+
+def create(name: str | None, process: Process) -> Strategy:
+    """The strategy ``name`` for this process; None chooses: one process needs none, several train data-parallel."""
+    if process.num_processes == 1 and name in {None, "ddp"}:
+        name = "single"
+    strategy: Strategy = STRATEGIES.load(name or "ddp")(process)
+    return strategy

@@ -1,0 +1,157 @@
+"""Nested containers: apply a function to every leaf, and put lists of trees together. Pure; knows no process.
+
+A container is a list, tuple, namedtuple, dictionary (any ``MutableMapping``) or dataclass instance; everything else is
+a leaf. What is rebuilt keeps its type.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from typing import Any, TypeGuard
+
+import torch
+
+Leaf = Callable[[Any], Any]
+_CONTAINERS = (dict, list, tuple, MutableMapping)  # the ABC last: asking it is slow
+
+
+def is_dataclass_instance(tree: object) -> bool:
+    """Whether ``tree`` is an instance, not the class, of a dataclass."""
+    return dataclasses.is_dataclass(tree) and not isinstance(tree, type)
+
+
+def is_namedtuple(tree: object) -> TypeGuard[Any]:
+    """Whether ``tree`` is a tuple with field names, which is rebuilt from positional arguments."""
+    return isinstance(tree, tuple) and hasattr(tree, "_fields")
+
+
+def map_leaves(function: Leaf, tree: Any) -> Any:
+    """A tree of the same shape whose leaves are ``function(leaf)``; ``tree`` itself is not changed."""
+    if isinstance(tree, torch.Tensor):
+        return function(tree)
+    if isinstance(tree, _CONTAINERS) or is_dataclass_instance(tree):
+        return rebuild(tree, [map_leaves(function, child) for _, child in children(tree)])
+    return function(tree)
+
+
+def children(tree: Any) -> list[tuple[Any, Any]]:
+    """The (key, child) pairs of a container, in order; empty for a leaf. Keys: indices, mapping keys or field names."""
+    if isinstance(tree, (list, tuple)):
+        return list(enumerate(tree))
+    if isinstance(tree, (dict, MutableMapping)):
+        return list(tree.items())
+    if is_dataclass_instance(tree):
+        names = [field.name for field in dataclasses.fields(tree)]
+        return [(name, getattr(tree, name)) for name in names if hasattr(tree, name)]
+    return []
+
+
+def rebuild(tree: Any, values: Sequence[Any]) -> Any:
+    """A container like ``tree`` with ``values`` in the places of its children, in the order of ``children``."""
+    kind = type(tree)
+    if kind is dict:
+        return dict(zip(tree, values, strict=True))
+    if isinstance(tree, MutableMapping):
+        # A shallow copy keeps what a subclass holds beside its items: a default factory, attributes, encodings.
+        twin = copy.copy(tree)
+        for key, value in zip(list(tree), values, strict=True):
+            twin[key] = value
+        return twin
+    if is_namedtuple(tree):
+        return kind(*values)
+    if isinstance(tree, (list, tuple)):
+        return kind(values)
+    twin = copy.copy(tree)
+    for (name, _), value in zip(children(tree), values, strict=True):
+        object.__setattr__(twin, name, value)  # frozen dataclasses too
+    return twin
+
+
+def leaves(tree: Any) -> Iterator[Any]:
+    """Every leaf, depth first."""
+    branches = children(tree)
+    if not branches and not isinstance(tree, _CONTAINERS):
+        yield tree
+    for _, child in branches:
+        yield from leaves(child)
+
+
+def outline(tree: Any) -> Any:
+    """The tree's shape as nested tuples that compare equal for trees that match leaf by leaf.
+
+    A tensor shows as its dtype and shape, another leaf as its type's name.
+    """
+    if isinstance(tree, torch.Tensor):
+        return (str(tree.dtype), tuple(tree.shape))
+    branches = children(tree)
+    if branches or isinstance(tree, _CONTAINERS):
+        return (type(tree).__name__, tuple((key, outline(child)) for key, child in branches))
+    return type(tree).__name__
+
+
+def move(tree: Any, device: torch.device, *, non_blocking: bool = False) -> Any:
+    """The tree with every leaf that has ``.to`` on ``device``; strings, numbers and None are left as they are."""
+    if isinstance(tree, torch.Tensor):
+        return tree.to(device, non_blocking=non_blocking)
+    if hasattr(tree, "to") and not is_dataclass_instance(tree):
+        return tree.to(device)
+    branches = children(tree)
+    if not branches:
+        return tree
+    return rebuild(tree, [move(child, device, non_blocking=non_blocking) for _, child in branches])
+
+
+def to_float32(tree: Any) -> Any:
+    """The tree with half-precision tensors (fp16, bf16) as fp32."""
+    if isinstance(tree, torch.Tensor):
+        return tree.float() if tree.dtype in (torch.bfloat16, torch.float16) else tree
+    branches = children(tree)
+    if not branches:
+        return tree
+    return rebuild(tree, [to_float32(child) for _, child in branches])
+
+
+def num_samples(tree: Any) -> int | None:
+    """Length of the first dim of the first tensor that has one, else of the first list; None where there is neither."""
+    if isinstance(tree, torch.Tensor):
+        return tree.shape[0] if tree.ndim else None
+    sizes = (num_samples(child) for _, child in children(tree))
+    found = next((size for size in sizes if size is not None), None)
+    if found is None and isinstance(tree, list):
+        return len(tree)
+    return found
+
+
+def concatenate(trees: Sequence[Any]) -> Any:
+    """One batch from several: tensors joined along dim 0, lists of plain values end to end.
+
+    Raises ``ValueError`` for tensors that differ in another dim, or for trees of different shape.
+    """
+    first = trees[0]
+    if isinstance(first, torch.Tensor):
+        if len({(tree.dtype, tuple(tree.shape[1:])) for tree in trees}) > 1 or first.ndim == 0:
+            raise ValueError(f"can't join tensors of the shapes {[tuple(tree.shape) for tree in trees]} along dim 0")
+        return torch.cat(list(trees))
+    branches = children(first)
+    if isinstance(first, list) and not any(isinstance(child, torch.Tensor) or children(child) for _, child in branches):
+        return type(first)(value for tree in trees for value in tree)
+    if not branches:
+        return first
+    if any(type(tree) is not type(first) or len(children(tree)) != len(branches) for tree in trees):
+        raise ValueError(f"can't join batches of different structure: {[type(tree).__name__ for tree in trees]}")
+    columns = zip(*([child for _, child in children(tree)] for tree in trees), strict=True)
+    return rebuild(first, [concatenate(column) for column in columns])
+
+
+def part(tree: Any, start: int, stop: int) -> Any:
+    """Samples ``start`` to ``stop`` of a batch: the slice along dim 0 of every tensor and list of plain values."""
+    if isinstance(tree, torch.Tensor):
+        return tree[start:stop] if tree.ndim else tree
+    branches = children(tree)
+    if isinstance(tree, list) and not any(isinstance(child, torch.Tensor) or children(child) for _, child in branches):
+        return tree[start:stop]
+    if not branches:
+        return tree
+    return rebuild(tree, [part(child, start, stop) for _, child in branches])

@@ -1,0 +1,28 @@
+"""``on_ranks``: run a function of the test module on several processes, and get back what each returned."""
+
+import os
+
+import pytest
+import torch
+
+from notebook_launcher import launch
+
+
+def run_on_ranks(function, *args, num_processes=2, **options):
+    """Each rank's result, by rank; what a rank raised is raised here."""
+    return list(launch(function, args, num_processes=num_processes, device="cpu", timeout_s=60, **options).results)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _torch_has_set_its_variables():
+    parameter = torch.zeros(1, requires_grad=True)
+    parameter.sum().backward()
+    torch.optim.SGD([parameter]).step()  # the first step of all sets this variable
+    yield
+    os.environ.pop("TORCHINDUCTOR_CACHE_DIR", None)
+
+
+@pytest.fixture
+def on_ranks():
+    """``run_on_ranks``: a test takes it as a fixture, so that what stands behind it can be changed in one place."""
+    return run_on_ranks

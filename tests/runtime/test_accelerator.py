@@ -1,0 +1,219 @@
+import inspect
+import os
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from notebook_launcher import Accelerator, ConfigError
+from notebook_launcher.core import events
+
+
+def identity():
+    first, second = Accelerator(cpu=True), Accelerator(cpu=True, mixed_precision="bf16")
+    first.wait_for_everyone()
+    return (
+        first.process_index,
+        first.local_process_index,
+        first.num_processes,
+        first.is_main_process,
+        first.is_local_main_process,
+        first.is_last_process,
+        first.use_distributed,
+        str(first.distributed_type),
+        str(first.device),
+        (first.mixed_precision, second.mixed_precision),
+    )
+
+
+def test_a_process_knows_its_place(on_ranks):
+    assert identity() == (0, 0, 1, True, True, True, False, "NO", "cpu", ("no", "bf16"))
+    rest = (True, "MULTI_CPU", "cpu", ("no", "bf16"))
+    assert on_ranks(identity) == [(0, 0, 2, True, True, False, *rest), (1, 1, 2, False, False, True, *rest)]
+
+
+def test_alone_there_is_no_process_group():
+    Accelerator(cpu=True)
+    assert not torch.distributed.is_initialized()
+
+
+def test_prepare_keeps_the_order_and_gives_one_back_bare():
+    accelerator = Accelerator(cpu=True)
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters())
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    prepared = accelerator.prepare(scheduler, "text", model, None, optimizer, DataLoader([1]))
+    assert [type(thing).__name__ for thing in prepared] == [
+        "PreparedScheduler",
+        "str",
+        "Linear",
+        "NoneType",
+        "PreparedOptimizer",
+        "PreparedLoader",
+    ]
+    assert accelerator.prepare(model) is model
+    assert accelerator.prepare(*prepared) == prepared
+    assert accelerator.prepare(optimizer) is prepared[4]
+
+
+def test_device_placement_needs_one_entry_an_object():
+    with pytest.raises(ValueError, match="1 entries for 2 objects"):
+        Accelerator(cpu=True).prepare(nn.Linear(1, 1), nn.Linear(1, 1), device_placement=[True])
+
+
+def only_somewhere():
+    accelerator = Accelerator(cpu=True)
+    return [
+        decorator(lambda: accelerator.process_index)()
+        for decorator in (
+            accelerator.on_main_process,
+            accelerator.on_main_process(),
+            accelerator.on_local_main_process,
+            accelerator.on_last_process,
+            accelerator.on_process(process_index=1),
+        )
+    ]
+
+
+def test_decorators_say_who_runs(on_ranks):
+    assert on_ranks(only_somewhere) == [[0, 0, 0, None, None], [None, None, None, 1, 1]]
+
+
+def printing():
+    Accelerator(cpu=True).print("only", "once")
+
+
+def test_print_is_heard_once(on_ranks, capfd):
+    on_ranks(printing)
+    assert capfd.readouterr().out.count("only once") == 1
+
+
+def test_log_streams_plain_numbers():
+    heard = []
+    events.install(heard.append)
+    try:
+        Accelerator(cpu=True).log({"loss": torch.tensor(0.5, requires_grad=True), "n": 3}, step=7)
+    finally:
+        events.install(None)
+    (metric,) = heard
+    assert (metric.values, metric.step) == ({"loss": 0.5, "n": 3}, 7)
+    assert metric.time_s > 0
+
+
+@pytest.mark.parametrize(
+    "argument",
+    [
+        "dataloader_config",
+        "deepspeed_plugin",
+        "fsdp_plugin",
+        "rng_types",
+        "log_with",
+        "project_config",
+        "gradient_accumulation_plugin",
+        "kwargs_handlers",
+        "dynamo_backend",
+        "parallelism_config",
+    ],
+)
+def test_what_does_nothing_yet_is_refused_by_name(argument):
+    with pytest.raises(ConfigError, match=rf"{argument}='x'.*not supported yet"):
+        Accelerator(**{argument: "x"})
+
+
+def test_the_signature_is_accelerates():
+    names = list(inspect.signature(Accelerator).parameters)
+    assert names[:5] == [
+        "device_placement",
+        "split_batches",
+        "mixed_precision",
+        "gradient_accumulation_steps",
+        "cpu",
+    ]
+
+
+def test_fp16_on_a_cpu_says_why_the_cpu_and_what_else():
+    with pytest.raises(ConfigError) as caught:
+        Accelerator(cpu=True, mixed_precision="fp16")
+    for part in ("'fp16'", "'cpu'", "was given cpu=True", "'bf16'", "'no'"):
+        assert part in str(caught.value)
+
+
+def test_an_unknown_precision_gets_a_guess():
+    with pytest.raises(ConfigError, match="Did you mean 'bf16'"):
+        Accelerator(cpu=True, mixed_precision="bf15")
+
+
+def choices(**arguments):
+    accelerator = Accelerator(**arguments)
+    return accelerator.mixed_precision, accelerator.gradient_accumulation_steps
+
+
+def test_what_is_left_out_is_what_the_launch_chose(on_ranks):
+    options = {"mixed_precision": "bf16", "gradient_accumulation_steps": 3, "num_processes": 1}
+    assert on_ranks(choices, **options) == [("bf16", 3)]
+    assert on_ranks(lambda: choices(mixed_precision="bf16"), num_processes=1) == [("bf16", 1)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "both"),
+    [
+        ({"mixed_precision": "no"}, {"mixed_precision": "bf16"}, "'no'.*'bf16'"),
+        ({"gradient_accumulation_steps": 2}, {"gradient_accumulation_steps": 3}, "=2.*=3"),
+    ],
+)
+def test_a_contradiction_names_both_values(on_ranks, arguments, options, both):
+    with pytest.raises(ConfigError, match=both):
+        on_ranks(lambda: choices(**arguments), num_processes=1, **options)
+
+
+def test_cpu_contradicts_a_launch_on_cuda(monkeypatch):
+    monkeypatch.setitem(os.environ, "NOTEBOOK_LAUNCHER_DEVICE", "cuda")
+    with pytest.raises(ConfigError, match=r"cpu=True.*device='cuda'"):
+        Accelerator(cpu=True)
+
+
+@pytest.mark.parametrize("steps", [0, -1, 1.5])
+def test_a_number_of_steps_that_is_none(steps):
+    with pytest.raises(ConfigError, match=f"gradient_accumulation_steps={steps}"):
+        Accelerator(cpu=True, gradient_accumulation_steps=steps)
+
+
+def clipped():
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    model = nn.Linear(1, 1, bias=False)
+    model = accelerator.prepare(model)
+    norms, gradients = [], []
+    for _ in range(2):
+        with accelerator.accumulate(model):
+            accelerator.backward(model(torch.full((1, 1), 4.0)).sum())
+            norms.append(accelerator.clip_grad_norm_(model.parameters(), 1.0).item())
+        gradients.append(next(model.parameters()).grad.item())
+    return norms, gradients
+
+
+def test_only_whole_groups_are_clipped(on_ranks):
+    for norms, gradients in on_ranks(clipped):
+        assert norms == [2.0, 4.0]
+        assert gradients == pytest.approx([2.0, 1.0], abs=1e-5)
+
+
+def uneven_models():
+    """A generator and a discriminator whose groups are counted once, and exchanged together."""
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    given = [nn.Linear(1, 1, bias=False) for _ in range(2)]
+    models = accelerator.prepare(*given)
+    x = torch.ones(1, 1) * (1 + accelerator.process_index)
+    found = []
+    for _ in range(2):
+        with accelerator.accumulate(*models):
+            accelerator.backward(sum(model(x) for model in models).sum())
+        found.append((accelerator.sync_gradients, [module.weight.grad.item() for module in given]))
+    return found
+
+
+def test_several_models_are_accumulated_at_once(on_ranks):
+    first, second = on_ranks(uneven_models)
+    assert first[0] == (False, [0.5, 0.5])
+    assert second[0] == (False, [1.0, 1.0])
+    assert first[1] == second[1] == (True, [1.5, 1.5])

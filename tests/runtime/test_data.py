@@ -1,0 +1,227 @@
+import random
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
+
+from notebook_launcher import Accelerator, ConfigError
+
+
+def epochs(seed, num_epochs, *, split=False, batch_size=2):
+    """What each rank reads of 0..14, by epoch."""
+    accelerator = Accelerator(cpu=True, split_batches=split)
+    torch.manual_seed(seed)
+    loader = accelerator.prepare(DataLoader(range(15), batch_size=batch_size, shuffle=True))
+    return [[batch.tolist() for batch in loader] for _ in range(num_epochs)]
+
+
+def in_order(ranks, epoch):
+    """The ranks' batches of an epoch as one process would read them."""
+    return [index for round_ in zip(*(rank[epoch] for rank in ranks), strict=True) for part in round_ for index in part]
+
+
+def test_the_first_epoch_is_that_of_plain_torch():
+    torch.manual_seed(5)
+    plain = [batch.tolist() for batch in DataLoader(range(15), batch_size=2, shuffle=True)]
+    state = torch.get_rng_state()
+    assert epochs(5, 1) == [plain]
+    assert torch.equal(torch.get_rng_state(), state), "another number of random numbers was drawn"
+
+
+def test_every_epoch_has_a_new_order_the_same_for_any_number_of_processes(on_ranks):
+    alone = epochs(5, 3)
+    assert alone[0] != alone[1] != alone[2]
+    for num_processes in (2, 3):
+        for split in (False, True):
+            size = 2 * num_processes if split else 2
+            ranks = on_ranks(lambda s, b: epochs(5, 3, split=s, batch_size=b), split, size, num_processes=num_processes)
+            for epoch in range(3):
+                assert in_order(ranks, epoch)[:15] == [index for batch in alone[epoch] for index in batch]
+
+
+def test_set_epoch_brings_an_order_back():
+    accelerator = Accelerator(cpu=True)
+    loader = accelerator.prepare(DataLoader(range(15), shuffle=True))
+    first, second = ([int(x) for x in loader] for _ in range(2))
+    loader.set_epoch(0)
+    assert [int(x) for x in loader] == first
+    assert [int(x) for x in loader] == second
+
+
+def with_generators_that_differ():
+    accelerator = Accelerator(cpu=True)
+    generator = torch.Generator().manual_seed(accelerator.process_index)
+    loader = accelerator.prepare(DataLoader(range(8), shuffle=True, generator=generator))
+    return [[int(x) for x in loader] for _ in range(2)]
+
+
+def test_a_generator_of_the_loaders_own_is_made_equal_on_all_ranks(on_ranks):
+    ranks = on_ranks(with_generators_that_differ)
+    for epoch in range(2):
+        assert sorted(in_order([[[[i] for i in e] for e in rank] for rank in ranks], epoch)) == list(range(8))
+    generator = torch.Generator().manual_seed(0)
+    plain = DataLoader(range(8), shuffle=True, generator=generator)
+    for epoch in range(2):
+        assert in_order([[[[i] for i in e] for e in rank] for rank in ranks], epoch) == [int(x) for x in plain]
+
+
+def test_the_users_own_sampler_is_left_as_it_was():
+    loader = DataLoader(range(4), shuffle=True)
+    prepared = Accelerator(cpu=True).prepare(loader)
+    list(prepared)
+    assert loader.sampler.generator is None
+    assert prepared is not loader
+    assert type(loader) is DataLoader
+
+
+class EpochSampler(torch.utils.data.Sampler):
+    def __init__(self):
+        self.epoch = -1
+        self.heard = []
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+        self.heard.append(epoch)
+
+    def __iter__(self):
+        return iter([[0, 1], [2, 3]])
+
+    def __len__(self):
+        return 2
+
+
+def test_set_epoch_reaches_a_batch_sampler_and_a_data_set():
+    sampler = EpochSampler()
+    loader = Accelerator(cpu=True).prepare(DataLoader(range(4), batch_sampler=sampler))
+    loader.set_epoch(7)
+    assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3]]
+    assert sampler.heard[0] == 7
+
+
+def already_sharded():
+    accelerator = Accelerator(cpu=True)
+    sampler = DistributedSampler(range(8), accelerator.num_processes, accelerator.process_index)
+    loader = accelerator.prepare(DataLoader(range(8), sampler=sampler))
+    first, second = ([int(x) for x in loader] for _ in range(2))
+    sampler.set_epoch(0)
+    return first, second, [int(x) for x in loader], len(loader)
+
+
+def test_a_loader_that_is_sharded_already_is_not_sharded_again(on_ranks):
+    (first, second, again, length), other = on_ranks(already_sharded)
+    assert sorted(first + other[0]) == list(range(8))
+    assert length == 4
+    assert first != second, "epochs count themselves"
+    assert again == first, "a sampler whose epoch the user sets is the user's"
+
+
+def ends(options, num_samples, batch_size):
+    accelerator = Accelerator(cpu=True, **options)
+    loader = accelerator.prepare(DataLoader(range(num_samples), batch_size=batch_size))
+    seen = [(loader.end_of_dataloader, loader.remainder) for _ in loader]
+    return seen, len(loader), loader.total_batch_size, loader.total_dataset_length, loader.batch_size
+
+
+def test_the_loader_says_what_it_is(on_ranks):
+    for rank in on_ranks(ends, {}, 5, 2):
+        assert rank == ([(False, -1), (True, 1)], 2, 4, 5, 2)
+    for rank in on_ranks(ends, {"split_batches": True}, 6, 4):
+        assert rank == ([(False, -1), (True, 2)], 2, 4, 6, 4)
+
+
+def test_a_batch_that_can_not_be_split_is_refused(on_ranks):
+    with pytest.raises(ConfigError, match="batch of 3 among 2"):
+        on_ranks(ends, {"split_batches": True}, 6, 3)
+
+
+class Noise(Dataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return torch.rand(1).item() + random.random()  # noqa: S311
+
+
+def worker_noise():
+    accelerator = Accelerator(cpu=True)
+    torch.manual_seed(0)
+    loader = accelerator.prepare(DataLoader(Noise(), num_workers=1))
+    return [round(float(x), 9) for x in loader]
+
+
+def plain_worker_noise():
+    torch.manual_seed(0)
+    return [round(float(x), 9) for x in DataLoader(Noise(), num_workers=1)]
+
+
+def test_loader_workers_of_each_rank_have_random_numbers_of_their_own(on_ranks):
+    first, second = on_ranks(worker_noise)
+    assert len(first) == len(second) == 2
+    assert not set(first) & set(second)
+    (plain,) = on_ranks(plain_worker_noise, num_processes=1)
+    assert first == plain[:2], "rank 0's workers are seeded as plain torch seeds them"
+
+
+class Words(IterableDataset):
+    def __init__(self, num_samples):
+        self.num_samples = num_samples
+
+    def __iter__(self):
+        return ({"number": index, "word": f"w{index}"} for index in range(self.num_samples))
+
+
+def read_words(num_samples):
+    accelerator = Accelerator(cpu=True)
+    loader = accelerator.prepare(DataLoader(Words(num_samples), batch_size=2))
+    batches = list(loader)
+    kept = [accelerator.gather_for_metrics(batch) for batch in loader]
+    return batches, kept
+
+
+@pytest.mark.parametrize("num_samples", [0, 1, 3, 4, 5, 8])
+def test_a_stream_is_read_once_and_shared_out(on_ranks, num_samples):
+    for batches, kept in on_ranks(read_words, num_samples):
+        assert len(batches) == -(-num_samples // 4)
+        assert all(len(batch["word"]) == len(batch["number"]) == 2 for batch in batches)
+        assert [word for batch in kept for word in batch["word"]] == [f"w{i}" for i in range(num_samples)]
+        assert [int(i) for batch in kept for i in batch["number"]] == list(range(num_samples))
+
+
+class Broken(IterableDataset):
+    def __iter__(self):
+        yield 1
+        raise OSError("the file is gone")
+
+
+def test_an_error_while_reading_is_the_run_s_error(on_ranks):
+    with pytest.raises(OSError, match="the file is gone"):
+        on_ranks(lambda: list(Accelerator(cpu=True).prepare(DataLoader(Broken()))))
+
+
+class Own(DataLoader):
+    extra = "kept"
+
+
+def a_loader_of_ones_own():
+    loader = Own(range(6), batch_size=2, num_workers=2, persistent_workers=True)
+    prepared = Accelerator(cpu=True).prepare(loader)
+    assert isinstance(prepared, Own)
+    assert prepared.extra == "kept"
+    for _ in range(2):
+        assert [batch.tolist() for batch in prepared] == [[0, 1], [2, 3], [4, 5]]
+
+
+def test_a_loader_keeps_its_type_and_workers(on_ranks):
+    on_ranks(a_loader_of_ones_own, num_processes=1)
+
+
+def test_unbatched_loaders_and_odd_batches_pass():
+    accelerator = Accelerator(cpu=True)
+    loader = accelerator.prepare(DataLoader([{"a": None, "b": "x"}] * 2, batch_size=None))
+    assert list(loader) == [{"a": None, "b": "x"}] * 2
+
+
+def test_a_prepared_loader_is_prepared():
+    accelerator = Accelerator(cpu=True)
+    loader = accelerator.prepare(DataLoader(range(3)))
+    assert accelerator.prepare(loader) is loader

@@ -1,0 +1,133 @@
+import itertools
+
+import pytest
+import torch
+
+from notebook_launcher.core.errors import ConfigError
+from notebook_launcher.runtime import sharding
+from notebook_launcher.runtime.sharding import Plan
+
+
+def batches(num_samples, size, *, drop_last=False):
+    indices = list(range(num_samples))
+    cut = [indices[start : start + size] for start in range(0, num_samples, size)]
+    return [batch for batch in cut if len(batch) == size or not drop_last]
+
+
+def dealt(num_samples, size, num_ranks, **options):
+    plan = Plan(num_ranks, size, **options)
+    stream = batches(num_samples, size, drop_last=plan.drop_last)
+    return list(sharding.rounds(stream, plan, sharding.INDICES))
+
+
+def real(rounds):
+    """The real samples of all rounds, ranks in order."""
+    return [
+        index
+        for round_ in rounds
+        for part, count in zip(round_.parts, round_.counts, strict=False)
+        for index in part[:count]
+    ]
+
+
+EVERY = list(itertools.product(range(20), (1, 2, 3), (1, 2, 3, 4)))
+
+
+@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize("even", [False, True])
+def test_every_sample_is_real_once_and_in_order(even, split):
+    for num_samples, size, num_ranks in EVERY:
+        own_size = size * num_ranks if split else size
+        rounds = dealt(num_samples, own_size, num_ranks, even=even, split=split)
+        assert real(rounds) == list(range(num_samples)), (num_samples, size, num_ranks)
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_even_shares_are_full_and_equal(split):
+    for num_samples, size, num_ranks in EVERY:
+        if num_ranks == 1:
+            continue
+        own_size = size * num_ranks if split else size
+        for round_ in dealt(num_samples, own_size, num_ranks, split=split):
+            assert [len(part) for part in round_.parts] == [size] * num_ranks
+            assert round_.sizes == (size,) * num_ranks
+
+
+@pytest.mark.parametrize("even", [False, True])
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_the_end_and_the_length_are_known(drop_last, even):
+    for num_samples, size, num_ranks in EVERY:
+        rounds = dealt(num_samples, size, num_ranks, even=even, drop_last=drop_last)
+        plan = Plan(num_ranks, size, even=even, drop_last=drop_last)
+        num_batches = len(batches(num_samples, size, drop_last=drop_last))
+        for rank in range(num_ranks):
+            ends = [round_.is_last[rank] for round_ in rounds if rank < len(round_.parts)]
+            assert ends == [False] * (len(ends) - 1) + [True] * bool(ends)
+            assert len(ends) == sharding.num_rounds(num_batches, plan, rank)
+
+
+def test_the_last_round_is_filled_from_the_start():
+    last = dealt(5, 2, 2)[-1]
+    assert last.parts == [[4, 0], [1, 2]]
+    assert last.counts == (1, 0)
+
+
+def test_a_tiny_data_set_repeats_as_often_as_it_takes():
+    (only,) = dealt(1, 2, 3)
+    assert only.parts == [[0, 0]] * 3
+    assert only.counts == (1, 0, 0)
+
+
+def test_drop_last_drops_what_does_not_fill_a_round():
+    assert real(dealt(11, 2, 2, drop_last=True)) == list(range(8))
+
+
+def test_one_process_keeps_a_short_last_batch_short():
+    assert [round_.parts[0] for round_ in dealt(5, 2, 1)] == [[0, 1], [2, 3], [4]]
+
+
+def test_batches_of_no_fixed_size_are_dealt_whole():
+    rounds = list(sharding.rounds([[0, 1, 2], [3], [4, 5]], Plan(2, None), sharding.INDICES))
+    assert [round_.parts for round_ in rounds] == [[[0, 1, 2], [3]], [[4, 5], [0, 1, 2]]]
+    assert rounds[-1].counts == (2, 0)
+
+
+def test_single_indices_are_dealt_too():
+    rounds = list(sharding.rounds([7, 8, 9], Plan(2, None), sharding.INDICES))
+    assert [round_.parts for round_ in rounds] == [[7, 8], [9, 7]]
+
+
+def test_data_is_dealt_like_indices():
+    for num_samples, size, num_ranks in EVERY:
+        plan = Plan(num_ranks, size)
+        stream = batches(num_samples, size)
+        indices = sharding.rounds(stream, plan, sharding.INDICES)
+        data = sharding.rounds([torch.tensor(batch) for batch in stream], plan, sharding.DATA)
+        for left, right in zip(indices, data, strict=True):
+            assert left.parts == [part.tolist() for part in right.parts]
+            assert left[1:] == right[1:]
+
+
+def test_data_that_can_not_be_joined_is_filled_with_whole_batches():
+    stream = [torch.ones(1, length) for length in (3, 5, 2)]
+    last = list(sharding.rounds(stream, Plan(2, 1), sharding.DATA))[-1]
+    assert [tuple(part.shape) for part in last.parts] == [(1, 2), (1, 3)]
+    assert last.counts == (1, 0)
+
+
+def test_a_split_that_does_not_come_out_even_is_refused_with_both_numbers():
+    with pytest.raises(ConfigError, match=r"batch of 7 among 2 processes"):
+        Plan(2, 7, split=True)
+
+
+def test_no_more_than_one_batch_is_read_ahead():
+    taken = []
+
+    def stream():
+        for index in range(6):
+            taken.append(index)
+            yield [index]
+
+    first = next(iter(sharding.rounds(stream(), Plan(2, 1), sharding.INDICES)))
+    assert first.parts == [[0], [1]]
+    assert taken == [0, 1, 2]
