@@ -9,12 +9,12 @@ import pytest
 
 from notebook_launcher.core.cell_labels import in_cells
 
-TEXT = '  File "/tmp/ipykernel_7/1.py", line 3, in train\n    fail()\n  File "/lib/other.py", line 9, in fail\n'
+TEXT = '  File "/cells/1.py", line 3, in train\n    fail()\n  File "/lib/other.py", line 9, in fail\n'
 
 
 @pytest.fixture
 def shell(monkeypatch):
-    one = types.SimpleNamespace(compile=types.SimpleNamespace(_filename_map={"/tmp/ipykernel_7/1.py": 5}))
+    one = types.SimpleNamespace(compile=types.SimpleNamespace(_filename_map={"/cells/1.py": 5}))
     monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=lambda: one))
     return one
 
