@@ -78,8 +78,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--spawn-rounds", type=int, default=SPAWN_ROUNDS)
     options = parser.parse_args()
-    warm.start()
-    ours(1, 1)  # the server is warm from here on
+    ours(1, 1)  # the fork server is warm from here on
     print(f"{'ranks':>5}  {'way':18} {'median ms':>10} {'min':>8} {'max':>8}  {'of fork':>7} {'of spawn':>8}")
     for num_ranks in options.ranks:
         taken = measure(num_ranks, options.rounds, options.spawn_rounds)

@@ -26,6 +26,13 @@ class Fork:
 
 
 @dataclasses.dataclass(frozen=True)
+class Loading:
+    """The server begins to load ``module``."""
+
+    module: str
+
+
+@dataclasses.dataclass(frozen=True)
 class Warm:
     """The server has loaded everything; ``problems`` names the modules that could not be, with the reason."""
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 INLINE_BYTES = 64 * 1024  # below this a copy through the channel beats a mapping
 _POPULATE_READ = 22  # Linux's MADV_POPULATE_READ, which Python's mmap has no name for
+_POPULATE_BYTES = 64 << 20  # a call; Python's other threads wait for its end, some milliseconds
 _ALIGN_BYTES = 64  # what torch and numpy want of a buffer's start
 _WRITE_BYTES = 1 << 30  # Linux writes at most 2 GiB a call
 
@@ -47,7 +48,8 @@ class FileDescriptor:
         if self._held is None and size_bytes:
             self._held = mmap.mmap(self.number, size_bytes, access=mmap.ACCESS_READ)
             with contextlib.suppress(OSError):  # kernels before 5.14 don't know it: then pages are mapped when read
-                self._held.madvise(_POPULATE_READ)
+                for start in range(0, size_bytes, _POPULATE_BYTES):
+                    self._held.madvise(_POPULATE_READ, start, min(_POPULATE_BYTES, size_bytes - start))
 
     def close(self) -> None:
         """Close; harmless when repeated."""

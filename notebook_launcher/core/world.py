@@ -51,7 +51,5 @@ class World:
             "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": self.gradient_accumulation_steps,
             "ACCELERATE_USE_CPU": "true" if self.device == "cpu" else None,
             "OMP_NUM_THREADS": self.num_threads,
-            # The launcher holds the port and rank 0 serves the store before the function runs: everyone is a client.
-            "TORCHELASTIC_USE_AGENT_STORE": "True" if self.main_port else None,
         }
         return {name: str(value) for name, value in variables.items() if value is not None}

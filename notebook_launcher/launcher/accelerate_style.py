@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher.core.config import LaunchConfig
 from notebook_launcher.core.errors import ConfigError
 from notebook_launcher.launcher.launch import launch
 
@@ -13,13 +12,15 @@ if TYPE_CHECKING:
 
     from notebook_launcher.launcher.run import Run
 
+_PORT = "29500"
+
 
 def notebook_launcher(  # noqa: PLR0913, PLR0917 - the signature is Accelerate's
     function: Callable[..., Any],
     args: Sequence[Any] = (),
     num_processes: int | None = None,
     mixed_precision: str = "no",
-    use_port: str | int | None = None,
+    use_port: str | int | None = _PORT,
     master_addr: str = "127.0.0.1",
     node_rank: int = 0,
     num_nodes: int = 1,
@@ -50,9 +51,8 @@ def notebook_launcher(  # noqa: PLR0913, PLR0917 - the signature is Accelerate's
             "num_machines": num_nodes,
             "machine_rank": node_rank,
             "main_process_ip": master_addr,
-            "main_process_port": int(use_port or 29500),
+            "main_process_port": use_port or _PORT,
         }
     # "no" is this signature's default, so it is no choice: an Accelerator in the function may still make one.
     precision = None if mixed_precision in ("no", None) else mixed_precision
-    config = LaunchConfig.make(None, mixed_precision=precision)
-    return launch(function, args, num_processes=num_processes, config=config, **options)
+    return launch(function, args, num_processes=num_processes, mixed_precision=precision, **options)

@@ -25,10 +25,20 @@ _BACKLOG = 1024  # every rank may connect before rank 0 begins to serve
 
 
 def pack_surroundings(sources: Mapping[str, str], environment: Mapping[str, str]) -> Packed:
-    """The notebook as it is now, packed once for all ranks; ``environment`` is added to the notebook's own."""
+    """The notebook as it is now, packed once for all ranks; ``environment`` is added to the notebook's own.
+
+    Raises ``ConfigError`` where the working directory is gone.
+    """
+    try:
+        directory = os.getcwd()  # noqa: PTH109 - a string is what travels
+    except FileNotFoundError:
+        raise ConfigError(
+            "the notebook's working directory has been removed, and the ranks would begin in it: os.chdir() to one "
+            "that is there."
+        ) from None
     given = Surroundings(
         environment={**snapshot(), **environment},
-        directory=os.getcwd(),  # noqa: PTH109 - a string is what travels
+        directory=directory,
         path=list(sys.path),
         argv=list(sys.argv),
         sources=dict(sources),

@@ -10,13 +10,17 @@ import sys
 import tempfile
 import threading
 import weakref
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from notebook_launcher.core.channel import SocketChannel
 from notebook_launcher.core.errors import ChannelClosedError, EngineError
-from notebook_launcher.core.forking import STATUS, Fork, Warm
+from notebook_launcher.core.forking import STATUS, Fork, Loading, Warm
 from notebook_launcher.core.shared_memory import FileDescriptor
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_DEATH_S = 0.5  # from a process's last word to the moment that the system counts it as gone
 _open_channels: weakref.WeakSet[SocketChannel] = weakref.WeakSet()
 
 
@@ -37,6 +41,7 @@ class LocalWorker:
         self.channel = channel
         self.streams = {"stdout": stdout, "stderr": stderr}
         self.status = status
+        self.server: ForkServer | None = None  # who makes it
         self._told = b""
         self.orphaned = False  # the server died before it could tell the exit code; the worker may well live
         self._process = -1  # a pidfd: signals through it can't hit a stranger that got the same pid
@@ -51,6 +56,17 @@ class LocalWorker:
         """The exit code, negative for a signal; None while running or where nobody knows it."""
         known = len(self._told) >= 2 * STATUS.size
         return STATUS.unpack_from(self._told, STATUS.size)[0] if known else None
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """What the server that made it could not preload."""
+        return self.server.notes if self.server is not None else ()
+
+    def why_never_made(self) -> str:
+        """For a worker whose status ended without a pid: why there never was a process."""
+        if self.server is not None and self.server.ended(within_s=_DEATH_S):
+            return f"the fork server ended before it had made the process: {self.server.last_words()}"
+        return "the system refused another process"
 
     def read_status(self) -> bool:
         """Read what the status pipe has, without waiting; True when nothing more will come."""
@@ -99,10 +115,27 @@ class LocalWorker:
 
 
 def worker_lines(*, fresh: bool = False) -> tuple[LocalWorker, Fork]:
-    """The lines of one worker to be: the launcher's ends, and the request that carries the worker's."""
-    ours, theirs = SocketChannel.pair()
+    """The lines of one worker to be: the launcher's ends, and the request that carries the worker's.
+
+    Raises ``EngineError`` where the system has no descriptors left.
+    """
+    with contextlib.ExitStack() as opened:
+        try:
+            ours, theirs = SocketChannel.pair()
+            opened.callback(ours.close)
+            opened.callback(theirs.close)
+            ends = {}
+            for name in ("stdout", "stderr", "status"):
+                ends[name] = os.pipe()
+                for number in ends[name]:
+                    opened.callback(os.close, number)
+        except OSError as error:
+            raise EngineError(
+                f"the lines to a worker can't be opened: {error}. Ask for fewer processes, or raise the limit of open "
+                "files (ulimit -n)."
+            ) from error
+        opened.pop_all()
     _open_channels.add(ours)
-    ends = {name: os.pipe() for name in ("stdout", "stderr", "status")}
     for name in ends:
         os.set_blocking(ends[name][0], False)
     worker = LocalWorker(ours, *(ends[name][0] for name in ends))
@@ -111,13 +144,18 @@ def worker_lines(*, fresh: bool = False) -> tuple[LocalWorker, Fork]:
 
 
 class ForkServer:
-    """One fork server process. ``preload`` are the modules that it loads before it forks."""
+    """One fork server process. It loads the modules in ``preload``, then those in ``wanted``, before it forks."""
 
-    def __init__(self, preload: list[str]) -> None:
-        """Start it and return at once; it takes seconds to load torch, and requests wait in its channel meanwhile."""
-        self.preload = list(preload)
+    def __init__(self, preload: Sequence[str], wanted: Sequence[str] = ()) -> None:
+        """Start it and return at once; it takes seconds to load torch, and requests wait in its channel meanwhile.
+
+        ``wanted`` are those that the user asked for: where one can't be loaded, ``notes`` say so.
+        """
+        self.preload = [*preload, *wanted]
+        self.wanted = tuple(wanted)
         self.problems: tuple[str, ...] = ()
         self.warm = threading.Event()
+        self._loading = ""  # the module that it loads now
         self._workers: list[LocalWorker] = []
         self._channel, theirs = SocketChannel.pair()
         _open_channels.add(self._channel)
@@ -145,6 +183,9 @@ class ForkServer:
                 start_new_session=True,
             )
         except OSError as error:
+            self._channel.close()
+            theirs.close()
+            self._log.close()
             raise EngineError(f"the fork server can't be started with {sys.executable!r}: {error}") from error
 
     @property
@@ -157,14 +198,32 @@ class ForkServer:
         """Whether the server runs."""
         return self._process.poll() is None
 
+    def ended(self, within_s: float) -> bool:
+        """Whether the server is gone, or will be within that time."""
+        try:
+            self._process.wait(within_s)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """Which of the modules that the user wanted it could not load, a line each."""
+        told = [text for text in self.problems if text.partition(":")[0] in self.wanted]
+        return [f"preload={text}; it is not loaded before the ranks start, and each imports it itself" for text in told]
+
     def fork(self, *, fresh: bool = False) -> LocalWorker:
         """Ask for a worker and return its lines at once; raises ``EngineError`` when the server has died."""
         worker, request = worker_lines(fresh=fresh)
+        worker.server = self
         try:
             self._channel.send(request)
         except ChannelClosedError as error:
             worker.close()
-            raise EngineError(f"the fork server has ended: {self.last_words()}") from error
+            for end in (request.channel, request.stdout, request.stderr, request.status):
+                end.close()
+            words = self.last_words() if self.ended(_DEATH_S) else str(error)
+            raise EngineError(f"the fork server can't be asked for a worker: {words}") from error
         self._workers = [one for one in self._workers if not one.closed] + [worker]
         return worker
 
@@ -174,9 +233,18 @@ class ForkServer:
         return any(not one.closed for one in self._workers)
 
     def last_words(self) -> str:
-        """What the server wrote to its standard error, its last 2,000 characters."""
-        self._log.seek(0)
-        return self._log.read()[-2000:].decode(errors="replace").strip() or f"exit code {self._process.poll()}"
+        """What is known of a server's end: its exit code, what it was loading, the last that it wrote."""
+        self._watcher.join(_DEATH_S)  # until it has read all that the server told
+        code = self._process.poll()
+        how = f"signal {-code} ({signal.strsignal(-code)})" if code is not None and code < 0 else f"exit code {code}"
+        if self._loading:
+            how += f" while it loaded {self._loading!r}"
+            how += " (preload)" if self._loading in self.wanted else ""
+        with contextlib.suppress(ValueError):  # closed, with all that it held
+            size = os.fstat(self._log.fileno()).st_size
+            text = os.pread(self._log.fileno(), 2000, max(0, size - 2000)).decode(errors="replace").strip()
+            how += f"\n{text}" if text else ""
+        return how
 
     def close(self) -> None:
         """End the server and every worker it has forked; returns when it is gone."""
@@ -191,10 +259,12 @@ class ForkServer:
 
     def _watch(self) -> None:
         try:
-            answer = self._channel.receive(None)
+            while not self.warm.is_set():
+                answer = self._channel.receive(None)
+                if isinstance(answer, Loading):
+                    self._loading = answer.module
+                elif isinstance(answer, Warm):
+                    self.problems, self._loading = answer.problems, ""
+                    self.warm.set()
         except (ChannelClosedError, OSError, ValueError):
-            return
-        finally:
-            self.warm.set()
-        if isinstance(answer, Warm):
-            self.problems = answer.problems
+            self.warm.set()  # who waits for it finds that it has died

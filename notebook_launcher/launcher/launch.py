@@ -77,7 +77,13 @@ def launch_payload(payload: Payload, config: LaunchConfig, *, wait: bool, sink: 
         one.opened(record)
     if payload.packed.mapping is not None:
         payload.packed.mapping.hold(payload.packed.mapping_bytes)
-    run.begin(after=lambda: engine.stand_by(len(plan.worlds), config))
+
+    def after() -> None:
+        if payload.packed.mapping is not None:
+            payload.packed.mapping.close()  # whoever keeps the run for its results doesn't keep a copy of what it took
+        engine.stand_by(len(plan.worlds), config)
+
+    run.begin(after)
     return run.wait() if wait else run
 
 

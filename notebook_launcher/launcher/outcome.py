@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from notebook_launcher.core import pickling
 from notebook_launcher.core.cell_labels import in_cells
-from notebook_launcher.core.errors import RunTimeoutError, WorkerError
+from notebook_launcher.core.errors import EngineError, RunTimeoutError, WorkerError
 from notebook_launcher.launcher.state import Phase, RankState, RunState
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def fate(state: RankState, cause: RankState | None) -> str:
     if state.phase is Phase.RAISED and state.failed is not None:
         return _raised(state, state.failed, cause)
     if state.phase is not Phase.DIED:
-        return state.phase.value
+        return str(state.phase.value)
     if state.sent is None:
         return death(state.exit_code, "")[1]
     code = state.exit_code
@@ -62,6 +62,8 @@ def _raised(state: RankState, failed: Failed, cause: RankState | None) -> str:
         return f"raised the same {failed.type_name}"
     if failed.type_name == "KeyboardInterrupt" and state.sent is not None:
         return f"{_doing(state)}, interrupted"
+    if failed.type_name == "SystemExit":
+        return f"called sys.exit({failed.message})"
     first_line = failed.message.split("\n", 1)[0][:200]
     return f"raised {failed.type_name}" + (f": {first_line}" if first_line else "")
 
@@ -107,21 +109,28 @@ def _own_exception(failed: Failed, worker_error: WorkerError) -> BaseException |
         return None
     try:
         error = pickling.load_error(failed.error)
-    except Exception as problem:  # noqa: BLE001 - unpickling runs the user's code
-        worker_error.add_note(f"the exception itself can't be made here: {type(problem).__name__}: {problem}")
+        if not isinstance(error, Exception):
+            return None  # SystemExit or KeyboardInterrupt of a worker must not end the notebook's kernel
+        str(error).encode()  # what is no text, or not UTF-8, no notebook can show
+        original = error.__cause__
+        error.add_note(f"[rank {worker_error.rank} on {worker_error.host}]")
+        drawn_as(error, str(worker_error)).__cause__ = worker_error
+    except Exception as problem:  # noqa: BLE001 - unpickling, and setting attributes, may run the user's code
+        worker_error.add_note(f"the exception itself can't be raised here: {type(problem).__name__}: {problem}")
         return None
-    if not isinstance(error, Exception):
-        return None  # SystemExit or KeyboardInterrupt of a worker must not end the notebook's kernel
-    worker_error.__cause__ = error.__cause__
-    error.add_note(f"[rank {worker_error.rank} on {worker_error.host}]")
-    error.__cause__ = worker_error
-    return drawn_as(error, str(worker_error))
+    worker_error.__cause__ = original
+    return error
 
 
 def drawn_as(error: BaseException, text: str) -> BaseException:
     """Make IPython draw ``error`` as ``text``: the worker's frames, not the launcher's."""
     error._render_traceback_ = functools.partial(text.split, "\n")  # type: ignore[attr-defined]
     return error
+
+
+def never_made(rank: int, total: int, problem: str, tail: str) -> EngineError:
+    """The error of a rank that never had a process; ``tail`` is the end of what was written in its name."""
+    return EngineError("\n".join(filter(None, [f"rank {rank} of {total} was never started: {problem}", tail.strip()])))
 
 
 def timeout_error(state: RunState, timeout_s: float) -> RunTimeoutError:

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 
 from notebook_launcher.core.config import snapshot
 from notebook_launcher.core.errors import ConfigError
+from notebook_launcher.core.registry import unknown_name
+from notebook_launcher.core.strategies import STRATEGIES
 from notebook_launcher.core.world import World
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from notebook_launcher.core.config import LaunchConfig
     from notebook_launcher.core.events import DeviceRow
@@ -19,8 +21,10 @@ if TYPE_CHECKING:
 _ACCELERATORS = ("cuda", "xpu", "mps")  # in the order in which "auto" prefers them
 _BACKENDS = {"cuda": "NCCL", "xpu": "XCCL", "mps": "gloo", "cpu": "gloo"}
 _NAMES = {"cuda": "CUDA", "xpu": "XPU", "mps": "MPS", "cpu": "CPU"}
+_VISIBLE = {"cuda": "CUDA_VISIBLE_DEVICES", "xpu": "ZE_AFFINITY_MASK"}  # which devices a process sees, by kind
 DEFAULT_ON_CPU = 2
 _MAX_RANKS_PER_CORE = 32  # on the CPU; more is a slip of the finger
+_NAMED_ONLY = ("env", "extra")  # options whose values may be secrets, or long
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,39 +38,30 @@ class Plan:
     environment: dict[str, str]  # what is added to the notebook's
 
 
-def make_plan(config: LaunchConfig, look: Callable[[], Sequence[DeviceRow]]) -> Plan:
+def make_plan(
+    config: LaunchConfig, look: Callable[[], Sequence[DeviceRow]], *, environment: Mapping[str, str] | None = None
+) -> Plan:
     """Decide; raises ``ConfigError`` for what this machine can't do.
 
     ``look`` gives the machine's devices. It is asked only where the answer matters, since the first look takes seconds.
+    ``environment`` stands in for the notebook's.
     """
+    environment = snapshot() if environment is None else environment
+    _check_not_launched(environment)
+    if config.strategy is not None and config.strategy not in STRATEGIES.names:
+        raise unknown_name("strategy", config.strategy, STRATEGIES.names)
     rows = {} if config.device == "cpu" else {row.kind: row for row in look()}
     device = _device(config, rows)
     row = rows.get(device)
-    num_local = _num_local(config, device, row)
+    visible = _visible(config, device, environment)
+    num_local = _num_local(config, device, row, visible)
     _check_precision(config, device, row)
-    cores = num_cores()
-    worlds = tuple(
-        World(
-            rank=config.machine_rank * num_local + local_rank,
-            world_size=num_local * config.num_machines,
-            local_rank=local_rank,
-            local_world_size=num_local,
-            machine_rank=config.machine_rank,
-            num_machines=config.num_machines,
-            main_address=config.main_process_ip or "127.0.0.1",
-            main_port=config.main_process_port or 0,
-            device=device,
-            mixed_precision=config.mixed_precision,
-            strategy=config.strategy,
-            gradient_accumulation_steps=config.gradient_accumulation_steps,
-            seed=config.seed,
-            num_threads=max(1, cores // num_local),
-            launched=True,
-        )
-        for local_rank in range(num_local)
-    )
-    headline = _headline(config, device, worlds[0].world_size)
-    return Plan(device, worlds, headline, _notes(config), _environment(config, device))
+    worlds = _worlds(config, device, num_local)
+    added = dict(config.env)
+    if config.device_ids is not None and device in _VISIBLE:
+        # Indices count what the notebook sees, which the variable may have narrowed already.
+        added[_VISIBLE[device]] = ",".join(visible[i] if visible else str(i) for i in config.device_ids)
+    return Plan(device, worlds, _headline(config, device, worlds[0].world_size), _notes(config), added)
 
 
 def num_cores() -> int:
@@ -75,7 +70,17 @@ def num_cores() -> int:
     return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
-def _device(config: LaunchConfig, rows: dict[str, DeviceRow]) -> str:
+def _check_not_launched(environment: Mapping[str, str]) -> None:
+    """Refuse a launch from a rank: each rank would start as many again, and all on the same devices."""
+    if "NOTEBOOK_LAUNCHER" in environment:
+        raise ConfigError(
+            f"launch was called on rank {environment.get('RANK', '0')} of a run, which runs on every device already. "
+            "Call the function itself there, and launch from the notebook only; a script that a rank starts may launch "
+            "when it is started without the variable NOTEBOOK_LAUNCHER."
+        )
+
+
+def _device(config: LaunchConfig, rows: Mapping[str, DeviceRow]) -> str:
     if config.device == "cpu":
         return "cpu"
     if config.device == "auto":
@@ -91,47 +96,81 @@ def _device(config: LaunchConfig, rows: dict[str, DeviceRow]) -> str:
     return config.device
 
 
-def _num_local(config: LaunchConfig, device: str, row: DeviceRow | None) -> int:
+def _visible(config: LaunchConfig, device: str, environment: Mapping[str, str]) -> list[str]:
+    """The devices by their names outside the run, where a variable narrows them; [] where none does."""
+    text = {**environment, **config.env}.get(_VISIBLE.get(device, ""), "")
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _num_local(config: LaunchConfig, device: str, row: DeviceRow | None, visible: Sequence[str]) -> int:
     if device == "cpu":
-        if config.device_ids is not None:
-            raise ConfigError(f"device_ids={config.device_ids} chooses GPUs, and the device is cpu: leave it out.")
-        asked = config.num_processes or DEFAULT_ON_CPU
-        limit = _MAX_RANKS_PER_CORE * num_cores()
-        if asked > limit:
-            raise ConfigError(f"num_processes={asked} is too many for {num_cores()} cores: the limit is {limit}.")
-        return asked
+        return _num_on_cpu(config)
     num_devices = row.num_devices if row is not None else 0
+    if _VISIBLE.get(device) in config.env:
+        num_devices = len(visible)  # the look was without it
     if config.device_ids is not None:
+        beyond = [number for number in config.device_ids if number >= num_devices]
+        if beyond:
+            raise ConfigError(
+                f"device_ids={config.device_ids} names device {beyond[0]}, and the notebook sees {num_devices} "
+                f"{_NAMES[device]} device{'s' * (num_devices != 1)}, numbered from 0"
+                + (f" ({_VISIBLE[device]}={','.join(visible)})" if visible else "")
+                + f". Use numbers up to {num_devices - 1}."
+            )
         num_devices = len(config.device_ids)
     asked = config.num_processes or num_devices
     if asked > num_devices:
         raise ConfigError(
-            f"num_processes={asked} is more than the {num_devices} {_NAMES[device]} device(s) to run on, and each "
-            f"process needs its own. Ask for at most {num_devices}, or use device='cpu'."
+            f"num_processes={asked} is more than the {num_devices} {_NAMES[device]} device{'s' * (num_devices != 1)} "
+            f"to run on, and each process needs its own. Ask for at most {num_devices}, or use device='cpu'."
         )
+    return asked
+
+
+def _num_on_cpu(config: LaunchConfig) -> int:
+    if config.device_ids is not None:
+        raise ConfigError(f"device_ids={config.device_ids} chooses GPUs, and the device is cpu: leave it out.")
+    asked = config.num_processes or DEFAULT_ON_CPU
+    limit = _MAX_RANKS_PER_CORE * num_cores()
+    if asked > limit:
+        raise ConfigError(f"num_processes={asked} is too many for {num_cores()} cores: the limit is {limit}.")
     return asked
 
 
 def _check_precision(config: LaunchConfig, device: str, row: DeviceRow | None) -> None:
     wanted = config.mixed_precision or "no"
-    known = row.precisions if row is not None else {"fp16": "a CPU emulates it, slower and less exact than bf16"}
+    known = row.precisions if row is not None else {}
     reason = known.get(wanted, "")
     if reason:
-        chosen = "asked for" if config.device == device else f"chosen, since device={config.device!r} found no other"
+        chosen = "asked for" if config.device == device else f"chosen by device={config.device!r}"
+        chosen += ", which found no other" if device == "cpu" else ""
         others = " or ".join(repr(name) for name in ("bf16", "fp16", "no") if not known.get(name) and name != wanted)
         raise ConfigError(
             f"mixed_precision={wanted!r} can't be used on {device} (the device {chosen}): {reason}. Use {others}."
         )
 
 
-def _environment(config: LaunchConfig, device: str) -> dict[str, str]:
-    added = dict(config.env)
-    if device == "cuda" and config.device_ids is not None:
-        visible = snapshot().get("CUDA_VISIBLE_DEVICES", "")
-        # Indices count what the notebook sees, which CUDA_VISIBLE_DEVICES may have narrowed already.
-        names = [name.strip() for name in visible.split(",")] if visible else None
-        added["CUDA_VISIBLE_DEVICES"] = ",".join(names[i] if names else str(i) for i in config.device_ids)
-    return added
+def _worlds(config: LaunchConfig, device: str, num_local: int) -> tuple[World, ...]:
+    return tuple(
+        World(
+            rank=config.machine_rank * num_local + local_rank,
+            world_size=num_local * config.num_machines,
+            local_rank=local_rank,
+            local_world_size=num_local,
+            machine_rank=config.machine_rank,
+            num_machines=config.num_machines,
+            main_address=config.main_process_ip or "127.0.0.1",
+            main_port=config.main_process_port or 0,
+            device=device,
+            mixed_precision=config.mixed_precision,
+            strategy=config.strategy,
+            gradient_accumulation_steps=config.gradient_accumulation_steps,
+            seed=config.seed,
+            num_threads=max(1, num_cores() // num_local),
+            launched=True,
+        )
+        for local_rank in range(num_local)
+    )
 
 
 def _headline(config: LaunchConfig, device: str, world_size: int) -> str:
@@ -147,5 +186,11 @@ def _headline(config: LaunchConfig, device: str, world_size: int) -> str:
 
 
 def _notes(config: LaunchConfig) -> tuple[str, ...]:
-    told = [f"{name}={getattr(config, name)!r} from {source}" for name, source in config.sources.items()]
+    told = [f"{name}{_shown(name, getattr(config, name))} from {source}" for name, source in config.sources.items()]
     return (f"options: {', '.join(told)}",) if told else ()
+
+
+def _shown(name: str, value: object) -> str:
+    if name in _NAMED_ONLY and isinstance(value, dict):
+        return f" ({', '.join(value)})" if value else ""
+    return f"={value!r}"

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import collections
 import time
 from typing import TYPE_CHECKING, Any
 
 import psutil
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from notebook_launcher.core.events import Finished, Metric, Started
     from notebook_launcher.launcher.output import OutputLog
 
 _GIB = 1 << 30
+_MEMORY_EVERY_S = 1.0
+_MEMORY_KEPT_S = 5.0  # a process that is killed for memory has used it shortly before
 
 
 class Record:
@@ -29,7 +34,9 @@ class Record:
         self.pids: dict[int, int] = {}
         self.finished: dict[int, Finished] = {}
         self.metrics: list[dict[str, Any]] = []
-        self.memory = ""
+        self.never_made: dict[int, str] = {}  # why a rank never had a process
+        self.memory = ""  # the machine's use when a process ended
+        self._memory_used: collections.deque[tuple[float, int]] = collections.deque()
         self.num_ranks = num_ranks
         self._began_s = time.monotonic()
         self._ended_s: float | None = None
@@ -49,14 +56,41 @@ class Record:
         self.metrics.append({"rank": rank, "step": event.step, "time_s": event.time_s, **event.values})
         self.changed = True
 
+    def note(self, lines: Iterable[str]) -> None:
+        """Add what a person should know, each line once."""
+        for line in lines:
+            if line not in self.notes:
+                self.notes.append(line)
+                self.changed = True
+
+    def begin_again(self, line: str) -> None:
+        """The run failed and is started once more: what its ranks had come to counts no longer."""
+        self.note([line])
+        for known in (self.hosts, self.pids, self.finished, self.never_made):
+            known.clear()
+
+    def watch_memory(self, now_s: float) -> None:
+        """Look at the machine's memory use, at most once a second: after a process's death it is free again."""
+        if self._memory_used and now_s - self._memory_used[-1][0] < _MEMORY_EVERY_S:
+            return
+        self._memory_used.append((now_s, _memory_used()))
+        while self._memory_used[0][0] < now_s - _MEMORY_KEPT_S:
+            self._memory_used.popleft()
+
     def note_memory(self) -> None:
-        """Keep the machine's memory use as it is now: a process has just ended."""
-        memory = psutil.virtual_memory()
-        used = memory.total - memory.available
-        self.memory = f"{used / _GIB:.1f} of {memory.total / _GIB:.1f} GiB in use just after"
+        """A process has ended: keep the highest memory use of the seconds before."""
+        used = max(self._memory_used, key=lambda seen: seen[1], default=(0.0, _memory_used()))[1]
+        total = psutil.virtual_memory().total
+        self.memory = f"{used / _GIB:.1f} of {total / _GIB:.1f} GiB in use just before"
 
     def end(self, status: str, summary: str) -> None:
         """The run is over."""
         self._ended_s = time.monotonic()
         self.status, self.summary = status, summary
         self.changed = True
+
+
+def _memory_used() -> int:
+    memory = psutil.virtual_memory()
+    used: int = memory.total - memory.available
+    return used

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import atexit
+import math
+import os
 import threading
 import time
 import weakref
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.core import pickling
-from notebook_launcher.core.errors import ResultError, RunInterrupted
+from notebook_launcher.core.errors import NotebookLauncherError, ResultError, RunInterrupted
 from notebook_launcher.launcher import outcome
 from notebook_launcher.launcher.state import Phase, RunState
-from notebook_launcher.launcher.supervisor import Supervisor
+from notebook_launcher.launcher.supervisor import Supervisor, tell
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
 
 _SLICE_S = 0.25  # the kernel waits in short slices of Python, so that Stop gets through
 _TAIL_CHARACTERS = 4000
+_GOODBYE_S = 2.0  # how long the end of the program waits for runs that it ends
 _history: list[weakref.ref[Run]] = []
 
 
@@ -49,20 +53,24 @@ class Run:
         self.name = name
         self.config = config
         self._record = record
-        self._sinks = sinks
+        self._sinks = list(sinks)
         self._start = start
+        self._lock = threading.Lock()
         self._ended = threading.Event()
         self._results: list[Any] | None = None
         self._error: BaseException | None = None
         self._interrupted = False
         self._supervisor = self._attempt(0)
         self._after: Callable[[], None] = lambda: None
+        _history[:] = [reference for reference in _history if reference() is not None]
         _history.append(weakref.ref(self))
 
     def begin(self, after: Callable[[], None]) -> None:
         """Begin to supervise, on a thread of its own; ``after`` is called there when the run has ended."""
         self._after = after
         _running.add(self)
+        atexit.unregister(_end_all)
+        atexit.register(_end_all)  # after, so that it runs before, the fork server's end was registered
         threading.Thread(target=self._supervise, name=f"notebook-launcher-run-{self.name}", daemon=True).start()
 
     # --- what a user asks -------------------------------------------------------------------------------------------
@@ -77,8 +85,10 @@ class Run:
         """What each rank's function returned, by rank; waits for the end.
 
         A rank that failed or was stopped has None; one whose value could not travel, a ``ResultError`` that says why.
+        Raises ``RunInterrupted`` when the notebook's Stop ended the wait.
         """
-        self._wait_for_end(None)
+        if self._wait_for_end(None):
+            raise RunInterrupted(self._record.summary)
         if self._results is None:
             self._results = [self._load(rank) for rank in range(self._record.num_ranks)]
         return self._results
@@ -122,11 +132,11 @@ class Run:
 
     def stop(self) -> None:
         """Interrupt every rank; those that do not end are terminated, then killed. A second call kills at once."""
-        self._supervisor.request("stop")
+        self._request("stop")
 
     def kill(self) -> None:
         """End every rank's process now."""
-        self._supervisor.request("kill")
+        self._request("kill")
 
     def __repr__(self) -> str:
         """One line a person can read."""
@@ -143,63 +153,96 @@ class Run:
     def _all_returned(self) -> bool:
         return all(state.phase is Phase.RETURNED for state in self._state.ranks)
 
+    def _request(self, what: str) -> None:
+        with self._lock:  # not while one attempt gives way to the next
+            self._supervisor.request(what)
+
     def _attempt(self, number: int) -> Supervisor:
         workers = self._start(number)
         state = RunState(len(workers), stop_grace_s=self.config.stop_grace_s, timeout_s=self.config.timeout_s)
         return Supervisor(state, workers, self._record, self._sinks)
 
     def _supervise(self) -> None:
-        attempt = 0
         try:
             self._supervisor.supervise()
-            while self._state.status == "failed" and attempt < self.config.max_restarts:
-                attempt += 1
-                first = outcome.fates(self._state)[0]
-                self._record.notes.append(f"restart {attempt} of {self.config.max_restarts}: {first}")
-                self._supervisor = self._attempt(attempt)
+            attempt = 1
+            while self._state.status == "failed" and attempt <= self.config.max_restarts and self._restart(attempt):
                 self._supervisor.supervise()
+                attempt += 1
             self._conclude()
         except BaseException as error:  # noqa: BLE001 - a fault of ours must reach the user, not end a thread in silence
             self._error = error
-            self._record.end("failed", f"the launcher itself failed: {type(error).__name__}: {error}")
+            whose = "failed" if isinstance(error, NotebookLauncherError) else "the launcher itself failed"
+            self._end("failed", f"{whose}: {type(error).__name__}: {error}")
         finally:
             _running.discard(self)
             self._ended.set()
             self._after()
 
+    def _restart(self, attempt: int) -> bool:
+        """Start the ranks once more, unless somebody has asked for the run's end meanwhile."""
+        with self._lock:
+            if self._supervisor.unheard:
+                return False
+            cause = self._state.cause or 0
+            self._record.begin_again(f"restart {attempt} of {self.config.max_restarts}: rank {cause} {self._why()}")
+            self._supervisor = self._attempt(attempt)
+        return True
+
     def _conclude(self) -> None:
         state, record = self._state, self._record
         if state.status == "failed":
+            cause = state.cause or 0
             tails = {rank: record.output.text(rank)[-_TAIL_CHARACTERS:] for rank in range(record.num_ranks)}
-            host = record.hosts.get(state.cause or 0, "")
-            self._error = outcome.error_of(state, host, tails, record.memory)
+            if cause in record.never_made:
+                self._error = outcome.never_made(cause, record.num_ranks, record.never_made[cause], tails[cause])
+            else:
+                self._error = outcome.error_of(state, record.hosts.get(cause, ""), tails, record.memory)
         elif state.status == "timed out":
             self._error = outcome.timeout_error(state, self.config.timeout_s or 0.0)
-        record.output.close()
-        record.end(state.status, self._summary())
-        for sink in self._sinks:
-            sink.closed(record)
+        self._end(state.status, self._summary())
+
+    def _end(self, status: str, summary: str) -> None:
+        self._record.output.close()
+        self._record.end(status, summary)
+        tell(self._sinks, self._record, lambda sink: sink.closed(self._record))
+
+    def _why(self) -> str:
+        """What became of the rank that failed first."""
+        cause = self._state.cause or 0
+        problem = self._record.never_made.get(cause)
+        if problem is not None:
+            return f"was never started: {problem.splitlines()[0]}"
+        return outcome.fate(self._state.ranks[cause], None)
 
     def _summary(self) -> str:
         state, took = self._state, f"{self._record.elapsed_s:.1f} s"
         if state.status == "finished":
             return f"finished in {took}"
         if state.status == "failed":
-            cause = state.cause or 0
-            return f"failed after {took}: rank {cause} {outcome.fate(state.ranks[cause], None)}"
+            return f"failed after {took}: rank {state.cause or 0} {self._why()}"
         return f"{state.status} after {took}: {'; '.join(outcome.fates(state))}"
 
-    def _wait_for_end(self, timeout_s: float | None) -> None:
-        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
-        while not self._ended.is_set():
-            left_s = _SLICE_S if deadline_s is None else max(0.0, deadline_s - time.monotonic())
+    def _wait_for_end(self, timeout_s: float | None) -> bool:
+        """Wait, and return whether an interrupt came meanwhile and not every rank returned all the same."""
+        deadline_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        num_interrupts, waiting = 0, True
+        while waiting:
             try:
-                self._ended.wait(min(_SLICE_S, left_s))
+                self._wait_until(deadline_s, stop=num_interrupts > 0)
+                waiting = False
             except KeyboardInterrupt:
-                self._interrupted = True
-                self.stop()  # the second time, the state machine kills
-            if deadline_s is not None and time.monotonic() >= deadline_s and not self._ended.is_set():
-                raise TimeoutError(f"{self!r} still goes on after {timeout_s:g} s; wait again, or stop() it")
+                num_interrupts += 1  # and no more than that here, where another one would end the wait
+        if not self._ended.is_set():
+            raise TimeoutError(f"{self!r} still goes on after {timeout_s:g} s; wait again, or stop() it")
+        self._interrupted = self._interrupted or num_interrupts > 0
+        return num_interrupts > 0 and not self._all_returned
+
+    def _wait_until(self, deadline_s: float, *, stop: bool) -> None:
+        if stop:
+            self.stop()  # the second time, the state machine kills
+        while not self._ended.is_set() and (left_s := deadline_s - time.monotonic()) > 0:
+            self._ended.wait(min(_SLICE_S, left_s))
 
     def _load(self, rank: int) -> Any:
         finished = self._record.finished.get(rank)
@@ -214,3 +257,16 @@ class Run:
 
 
 _running: set[Run] = set()  # a run that nobody holds goes on all the same
+
+
+def _end_all() -> None:
+    """The program ends: so do its runs, in an orderly way, before the fork server takes their processes from them."""
+    running = list(_running)
+    for run in running:
+        run.kill()
+    deadline_s = time.monotonic() + _GOODBYE_S
+    for run in running:
+        run._ended.wait(max(0.0, deadline_s - time.monotonic()))  # noqa: SLF001 - the same module
+
+
+os.register_at_fork(after_in_child=_running.clear)  # they are the kernel's, not those of a process that it forked

@@ -24,13 +24,24 @@ if TYPE_CHECKING:
 _PAINT_S = 0.1  # a sink is told of changes at most this often
 _IDLE_S = 0.25  # the longest wait; deadlines of seconds need no finer clock
 _LADDER_S = 0.05  # the wait while a ladder is being climbed
-_READ_BYTES = 1 << 20
+_READ_BYTES = 1 << 20  # more than a pipe holds, so one read takes all that is there
+_MAX_EVENTS = 200  # of one rank at a time: one that never stops reporting must not keep us from the others
+
+
+def tell(sinks: list[Sink], record: Record, call: Callable[[Sink], None]) -> None:
+    """Call every sink. One that fails is told no more: a broken view must not end the training that it shows."""
+    for sink in list(sinks):
+        try:
+            call(sink)
+        except Exception as error:  # noqa: BLE001 - a sink is anybody's code
+            sinks.remove(sink)
+            record.note([f"{type(sink).__name__} has stopped showing this run: {type(error).__name__}: {error}"])
 
 
 class Supervisor:
     """Supervises one attempt of a run: ``supervise`` returns when every process is gone."""
 
-    def __init__(self, state: RunState, workers: Sequence[Worker], record: Record, sinks: Sequence[Sink]) -> None:
+    def __init__(self, state: RunState, workers: Sequence[Worker], record: Record, sinks: list[Sink]) -> None:
         """Watch ``workers``, keep what they say in ``record``, tell ``sinks``."""
         self.state = state
         self._workers = list(workers)
@@ -41,6 +52,7 @@ class Supervisor:
         self._wake_reader, self._wake_writer = os.pipe()
         self._selector = selectors.DefaultSelector()
         self._hung_up = [False] * len(workers)
+        self._unread: set[int] = set()  # ranks whose channels may hold more than was read at a time
         self._next_paint_s = 0.0
         self._on_event: dict[type, Callable[[int, Any], list[Action]]] = {
             events.Started: self._started,
@@ -60,16 +72,23 @@ class Supervisor:
             if self._wake_writer >= 0:
                 os.write(self._wake_writer, b"!")
 
+    @property
+    def unheard(self) -> bool:
+        """Whether somebody asked for something when all was over already."""
+        with self._lock:
+            return bool(self._requests)
+
     def supervise(self) -> None:
         """Run until every worker's process is gone; then close all lines."""
         self._register()
         try:
             while not self.state.done:
-                for key, _ in self._selector.select(self._wait_s()):
-                    source, rank = key.data
+                ready = [key.data for key, _ in self._selector.select(self._wait_s())]
+                for source, rank in [*ready, *(("channel", rank) for rank in self._unread)]:
                     self._do(self._read(source, rank))
                 self._do(self._take_requests())
                 self._do(self.state.tick(time.monotonic()))
+                self._record.watch_memory(time.monotonic())
                 self._paint()
         finally:
             self._close()
@@ -85,6 +104,8 @@ class Supervisor:
                 self._selector.register(number, selectors.EVENT_READ, (stream, rank))
 
     def _wait_s(self) -> float:
+        if self._unread:
+            return 0.0
         wait_s = _LADDER_S if self.state.reason else _IDLE_S
         if self._record.changed:
             wait_s = min(wait_s, max(0.0, self._next_paint_s - time.monotonic()))
@@ -102,20 +123,26 @@ class Supervisor:
         return []
 
     def _read_channel(self, rank: int) -> list[Action]:
-        worker, actions = self._workers[rank], []
+        worker, actions = self._workers[rank], list[Action]()
+        self._unread.discard(rank)
         if self._hung_up[rank]:
             return []
         number = worker.channel.fileno()
-        try:
-            while True:
+        for _ in range(_MAX_EVENTS):
+            try:
                 event = worker.channel.receive(0)
-                actions += self._on_event[type(event)](rank, event)
-        except TimeoutError:
-            return actions
-        except ChannelClosedError:
-            self._hung_up[rank] = True
-            self._selector.unregister(number)
-            return actions + self._gone_if_orphaned(rank)
+            except TimeoutError:
+                return actions
+            except ChannelClosedError:
+                self._hung_up[rank] = True
+                self._selector.unregister(number)
+                return actions + self._gone_if_orphaned(rank)
+            except Exception as error:  # noqa: BLE001 - what a display or a metric carries is the user's
+                self._record.note([f"rank {rank} reported what can't be read here: {type(error).__name__}: {error}"])
+                continue
+            actions += self._on_event[type(event)](rank, event)
+        self._unread.add(rank)
+        return actions
 
     def _read_status(self, rank: int) -> list[Action]:
         worker = self._workers[rank]
@@ -131,32 +158,36 @@ class Supervisor:
         return self._gone(rank, None) if worker.orphaned and self._hung_up[rank] else []
 
     def _gone(self, rank: int, code: int | None) -> list[Action]:
-        actions = self._read_channel(rank)  # its last words first
-        for stream in list(self._workers[rank].streams):
-            while self._read_stream(rank, stream):
-                pass
+        worker, actions = self._workers[rank], self._read_channel(rank)  # its last words first
+        while rank in self._unread:
+            actions += self._read_channel(rank)
+        for stream in list(worker.streams):
+            self._read_stream(rank, stream)  # once: what it started may go on writing for ever
+        if worker.pid is None and self.state.ranks[rank].sent is None:
+            self._record.never_made[rank] = worker.why_never_made()
+        self._record.note(worker.notes)
         self._record.note_memory()
         return actions + self.state.exited(rank, code, time.monotonic())
 
-    def _read_stream(self, rank: int, stream: str) -> bool:
+    def _read_stream(self, rank: int, stream: str) -> None:
         number = self._workers[rank].streams.get(stream)
         if number is None:
-            return False
+            return
         try:
             data = os.read(number, _READ_BYTES)
         except BlockingIOError:
-            return False
-        if not data:
+            return
+        if data:
+            self._output(rank, stream, data)
+        else:
             self._selector.unregister(number)
             os.close(self._workers[rank].streams.pop(stream))
-            return False
-        self._output(rank, stream, data)
-        return True
 
     # --- events -----------------------------------------------------------------------------------------------------
 
     def _started(self, rank: int, event: events.Started) -> list[Action]:
         self._record.started(rank, event)
+        self._record.note(self._workers[rank].notes)
         return self.state.started(rank, time.monotonic())
 
     def _output(self, rank: int, stream: str, data: bytes) -> list[Action]:
@@ -165,8 +196,7 @@ class Supervisor:
         return []
 
     def _display(self, rank: int, event: events.Display) -> list[Action]:
-        for sink in self._sinks:
-            sink.displayed(rank, event)
+        tell(self._sinks, self._record, lambda sink: sink.displayed(rank, event))
         return []
 
     def _metric(self, rank: int, event: events.Metric) -> list[Action]:
@@ -225,8 +255,7 @@ class Supervisor:
         if self._record.changed and now_s >= self._next_paint_s:
             self._record.changed = False
             self._next_paint_s = now_s + _PAINT_S
-            for sink in self._sinks:
-                sink.changed(self._record)
+            tell(self._sinks, self._record, lambda sink: sink.changed(self._record))
 
     def _close(self) -> None:
         self._selector.close()

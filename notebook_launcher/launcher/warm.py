@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import importlib
 import os
 import threading
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 _PRELOAD = (
     "torch",
     "torch.distributed",
+    "torch._dynamo",  # a rank's first optimizer would import it, for a second
     "notebook_launcher.core.tasks",
     "notebook_launcher.core.torch_pickling",
     "notebook_launcher.worker.serve",
@@ -38,8 +40,9 @@ class _Warm:
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
+        self.probing = threading.Lock()  # apart: a look takes seconds, and a launch on the CPU needs none
         self.server: ForkServer | None = None
-        self.key: object = None
+        self.settings: list[tuple[str, str]] = []  # those of the environment that it has read
         self.retired: list[ForkServer] = []  # replaced while runs of theirs went on
         self.standing_by: list[LocalWorker] = []
         self.devices: dict[tuple[str | None, ...], tuple[DeviceRow, ...]] = {}
@@ -48,18 +51,13 @@ class _Warm:
 _warm = _Warm()
 
 
-def start(preload: Sequence[str] = ()) -> None:
-    """Start the fork server in the background, if it does not run yet; returns at once."""
-    _server(tuple(preload))
-
-
 def get_ready() -> None:
     """Do in the background what the first launch would wait for; returns at once.
 
     That is: the fork server, the modules that a launch needs in the kernel, a look at the devices, and workers standing
     by, one for each accelerator, on the CPU as many as a launch takes by default.
     """
-    server = _server(())
+    server = _server(None)
     threading.Thread(target=_get_ready, args=(server,), name="notebook-launcher-warm-up", daemon=True).start()
 
 
@@ -78,10 +76,22 @@ def _get_ready(server: ForkServer) -> None:
 def take(num_workers: int, *, fresh: bool = False, preload: Sequence[str] = ()) -> list[LocalWorker]:
     """``num_workers`` workers, those standing by first; returns at once. Raises ``EngineError``."""
     with _warm.lock:
-        server = _server(tuple(preload))
-        ready = [] if fresh else _alive_standing_by()
+        return _take(_server(tuple(preload)), num_workers, fresh=fresh)
+
+
+def _take(server: ForkServer, num_workers: int, *, fresh: bool = False) -> list[LocalWorker]:
+    taken: list[LocalWorker] = []
+    if not fresh:
+        ready = _alive_standing_by()
         taken, _warm.standing_by = ready[:num_workers], ready[num_workers:]
-        return taken + [server.fork(fresh=fresh) for _ in range(num_workers - len(taken))]
+    try:
+        while len(taken) < num_workers:
+            taken.append(server.fork(fresh=fresh))
+    except EngineError:
+        for worker in taken:
+            worker.close()
+        raise
+    return taken
 
 
 def stand_by(num_workers: int) -> None:
@@ -92,11 +102,10 @@ def stand_by(num_workers: int) -> None:
         ready = _alive_standing_by()
         for extra in ready[num_workers:]:
             extra.close()
-        try:
-            more = [_warm.server.fork() for _ in range(num_workers - len(ready))]
-        except EngineError:
-            more = []  # it has just died; the next launch starts another
-        _warm.standing_by = ready[:num_workers] + more
+        _warm.standing_by = ready[:num_workers]
+        with contextlib.suppress(EngineError):  # it has just died: the next launch meets it again, and starts another
+            while len(_warm.standing_by) < num_workers:
+                _warm.standing_by.append(_warm.server.fork())
 
 
 def devices() -> tuple[DeviceRow, ...]:
@@ -106,15 +115,10 @@ def devices() -> tuple[DeviceRow, ...]:
     """
     environment = config.snapshot()
     key = tuple(environment.get(name) for name in _VISIBILITY)
-    with _warm.lock:
+    with _warm.probing:
         if key not in _warm.devices:
             _warm.devices[key] = _probe(environment)
         return _warm.devices[key]
-
-
-def problems() -> tuple[str, ...]:
-    """What the running server could not preload, a line each."""
-    return _warm.server.problems if _warm.server is not None else ()
 
 
 def shutdown() -> None:
@@ -127,15 +131,16 @@ def shutdown() -> None:
         _warm.server, _warm.retired = None, []
 
 
-def _server(preload: tuple[str, ...]) -> ForkServer:
+def _server(preload: tuple[str, ...] | None) -> ForkServer:
+    """The server that has loaded just ``preload``, or where that is None, the one that is there."""
     environment = config.snapshot()
-    settings = {name: value for name, value in environment.items() if name.startswith(_READ_AT_LOAD)}
-    key = (preload, tuple(sorted(settings.items())))
+    settings = sorted((name, value) for name, value in environment.items() if name.startswith(_READ_AT_LOAD))
     with _warm.lock:
-        if _warm.server is not None and _warm.key == key and _warm.server.alive:
-            return _warm.server
+        current = _warm.server
+        if current is not None and current.alive and _warm.settings == settings and preload in (None, current.wanted):
+            return current
         _retire()
-        _warm.server, _warm.key = ForkServer([*_PRELOAD, *preload]), key
+        _warm.server, _warm.settings = ForkServer(_PRELOAD, preload or ()), settings
         return _warm.server
 
 
@@ -168,17 +173,30 @@ def _discard_standing_by() -> None:
 
 
 def _probe(environment: dict[str, str]) -> tuple[DeviceRow, ...]:
-    (worker,) = take(1)
+    with _warm.lock:
+        (worker,) = _take(_server(None), 1)
     try:
         worker.channel.send(Probe(environment))
         answer = worker.channel.receive(_PROBE_TIMEOUT_S)
     except (ChannelClosedError, TimeoutError) as error:
-        words = _warm.server.last_words() if _warm.server is not None else ""
-        raise EngineError(f"no worker could look at this machine's devices: {words or error}") from error
+        raise EngineError(f"no worker could look at this machine's devices: {_why(worker, error)}") from error
     finally:
         worker.close()
     rows: tuple[DeviceRow, ...] = answer.rows
     return rows
+
+
+def _why(worker: LocalWorker, error: Exception) -> str:
+    """Why a worker that was asked something did not answer."""
+    if isinstance(error, TimeoutError):
+        return f"there was no answer for {_PROBE_TIMEOUT_S:g} s"
+    worker.read_status()
+    if worker.pid is None:
+        return worker.why_never_made()
+    with contextlib.suppress(BlockingIOError):
+        if written := os.read(worker.streams["stderr"], 1 << 16):
+            return written.decode(errors="replace").strip()
+    return str(error)
 
 
 def _forget() -> None:

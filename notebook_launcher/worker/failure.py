@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 import re
 import time
@@ -15,13 +16,16 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 _PACKAGE = pathlib.Path(__file__).parent.parent
-_OURS = (str(_PACKAGE / "worker"), str(_PACKAGE / "core"))
+_OURS = tuple(f"{_PACKAGE / room}{os.sep}" for room in ("worker", "core"))
 _MAX_TEXT = 100_000
-# What gloo and NCCL say when another rank has gone: never the cause of a run's failure.
+# What gloo, NCCL and the rendezvous store say when another rank has gone: never the cause of a run's failure.
 _PEER_LOST = re.compile(
-    r"Connection (closed by peer|reset by peer|refused)|Broken pipe|Socket closed|remote process exited"
-    r"|connectFullMesh failed|Timed out waiting \d+ms for|store->get|DistNetworkError|recvBytes"
+    r"Connection (closed by peer|reset by peer|refused)|Broken pipe|Socket closed|remote process exit(ed|ing)"
+    r"|unexpected exit of a remote peer|Application timeout caused pair closure|connectFullMesh failed"
+    r"|Timed out (waiting \d+ms for|after \d+ seconds waiting for clients)|wait timeout after \d+ms"
+    r"|store->get|recvBytes"
 )
+_PEER_LOST_TYPES = ("DistNetworkError", "DistStoreError")
 
 
 def describe(error: BaseException) -> Failed:
@@ -32,8 +36,14 @@ def describe(error: BaseException) -> Failed:
         message=_text(error),
         traceback_text=traceback_text(error),
         time_ns=time.monotonic_ns(),
-        peer_lost=isinstance(error, RuntimeError) and _PEER_LOST.search(_text(error)) is not None,
+        peer_lost=_is_peer_lost(error),
     )
+
+
+def _is_peer_lost(error: BaseException) -> bool:
+    if type(error).__module__.startswith("torch") and type(error).__name__ in _PEER_LOST_TYPES:
+        return True
+    return isinstance(error, RuntimeError) and _PEER_LOST.search(_text(error)) is not None
 
 
 def traceback_text(error: BaseException) -> str:
@@ -46,7 +56,7 @@ def traceback_text(error: BaseException) -> str:
     if len(text) > _MAX_TEXT:
         half = _MAX_TEXT // 2
         text = f"{text[:half]}\n... {len(text) - _MAX_TEXT} characters not shown ...\n{text[-half:]}"
-    return text
+    return _encodable(text)
 
 
 def without_our_frames(frames: TracebackType | None) -> TracebackType | None:
@@ -59,6 +69,11 @@ def without_our_frames(frames: TracebackType | None) -> TracebackType | None:
 
 def _text(error: BaseException) -> str:
     try:
-        return str(error)
+        return _encodable(str(error))
     except Exception as problem:  # noqa: BLE001 - user code
         return f"(its text can't be shown: {type(problem).__name__})"
+
+
+def _encodable(text: str) -> str:
+    """The text with what is not UTF-8 (half a surrogate pair) escaped, as notebooks and terminals need it."""
+    return text.encode("utf-8", "backslashreplace").decode()

@@ -14,7 +14,7 @@ from notebook_launcher.core.events import DeviceRow, Where
 if TYPE_CHECKING:
     from types import FrameType
 
-_PACKAGE = str(pathlib.Path(__file__).parent.parent)
+_PACKAGE = f"{pathlib.Path(__file__).parent.parent}{os.sep}"
 
 
 def where(thread: int) -> Where:

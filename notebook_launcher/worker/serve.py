@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import _thread
+import atexit
+import contextlib
+import gc
+import io
 import os
 import pickle
-import select
 import signal
 import socket
 import threading
 import time
+import traceback
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from notebook_launcher.core import events, pickling
 from notebook_launcher.core.errors import ChannelClosedError
 from notebook_launcher.core.shared_memory import unpack
-from notebook_launcher.worker import failure, inspection, streams, surroundings
+from notebook_launcher.worker import failure, inspection, rendezvous, streams, surroundings
 
 if TYPE_CHECKING:
     from types import FrameType
 
     from notebook_launcher.core.channel import Channel
-    from notebook_launcher.core.world import World
 
 _TICK_S = 0.2  # how often unfinished lines are handed over and an interrupt that was heard is reported
 
@@ -35,7 +38,6 @@ class Server:
         self._main_thread = threading.get_ident()
         self._interrupted = threading.Event()
         self._may_leave = threading.Event()
-        self._store: list[Any] = []
 
     def run(self, command: events.Run) -> int:
         """Run the payload and report; returns the process's exit code once the launcher lets go."""
@@ -48,27 +50,23 @@ class Server:
             signal.signal(signal.SIGINT, self._hear)
             last = self._finish(self._call(command))
         except BaseException as error:  # noqa: BLE001 - whatever the function raised is the launcher's to show
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
             last = failure.describe(error)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         streams.flush()
         self._channel.send(last)
         while not self._may_leave.wait(timeout=3600):
             pass
+        _say_goodbye()
         return 0
 
     def _prepare(self, command: events.Run) -> None:
         given = pickle.loads(unpack(command.surroundings)[0])
         surroundings.put_on(given, command.world)
         events.install(self._channel.send)
+        rendezvous.lead_to(command.world)
         if command.store is not None:
-            _thread.start_new_thread(self._serve_store, (command.world, command.store.detach()))
-
-    def _serve_store(self, world: World, listening: int) -> None:
-        """Host the rendezvous store once somebody knocks: who joins no process group pays nothing for it."""
-        poller = select.poll()
-        poller.register(listening, select.POLLIN)
-        poller.poll()
-        self._store.append(serve_store(world, listening))
+            rendezvous.serve_when_asked(command.world, command.store.detach())
 
     def _call(self, command: events.Run) -> Any:
         surroundings.use_device(command.world)
@@ -110,12 +108,15 @@ class Server:
                 self._obey(command)
             except ChannelClosedError:
                 _end_group()
+            except Exception:  # noqa: BLE001 - whatever it was, who listens no more can be neither asked nor let go
+                traceback.print_exc()
 
     def _obey(self, command: events.Command | None) -> None:
         if isinstance(command, events.AskWhere):
             self._channel.send(inspection.where(self._main_thread))
         elif isinstance(command, events.Release):
-            surroundings.leave_process_groups()
+            # Apart: taking connections down may fail, or wait for a rank that hangs.
+            _thread.start_new_thread(surroundings.leave_process_groups, ())
         elif isinstance(command, events.Leave):
             self._may_leave.set()
 
@@ -127,15 +128,14 @@ def _end_group() -> NoReturn:
     os._exit(0)
 
 
-def serve_store(world: World, listening: int) -> Any:
-    """Host the rendezvous store on a socket that listens already; all ranks, this one too, are its clients."""
-    from torch import distributed
+def _say_goodbye() -> None:
+    """Do what an interpreter's end would: the process leaves by ``os._exit``, which does none of it.
 
-    return distributed.TCPStore(  # type: ignore[attr-defined]
-        world.main_address,
-        world.main_port,
-        world.world_size,
-        is_master=True,
-        wait_for_workers=False,
-        master_listen_fd=listening,
-    )
+    Who takes longer than the launcher's patience is killed; results have arrived by now.
+    """
+    atexit._run_exitfuncs()  # noqa: SLF001 - trackers finish their runs here
+    for item in gc.get_objects():
+        if issubclass(type(item), io.IOBase):  # not isinstance: a proxy's __class__ is somebody's code
+            with contextlib.suppress(Exception):
+                item.flush()
+    streams.flush()

@@ -11,9 +11,13 @@ server kills the workers and leaves.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import faulthandler
 import gc
 import importlib
+import logging
+import multiprocessing.util
 import os
 import select
 import signal
@@ -21,41 +25,55 @@ import socket
 import sys
 import traceback
 import warnings
+import weakref
 from typing import Any
 
 from notebook_launcher.core.channel import SocketChannel
 from notebook_launcher.core.errors import ChannelClosedError
-from notebook_launcher.core.forking import STATUS, Fork, Warm
+from notebook_launcher.core.forking import STATUS, Fork, Loading, Warm
+from notebook_launcher.worker import rehearsal
+from notebook_launcher.worker.huge_pages import collapse
+from notebook_launcher.worker.main import main as worker_main
+
+_IDLE_MS = 500
 
 
 def main(control: int, preload: list[str]) -> None:
     """Serve the control channel on descriptor ``control`` until the kernel hangs up; never returns."""
+    code = 1
     channel = SocketChannel(socket.socket(fileno=control))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    faulthandler.enable()  # a module that crashes while it is loaded is named
     wake_reader, wake_writer = socket.socketpair()
     for end in (wake_reader, wake_writer):
         end.setblocking(False)  # noqa: FBT003 - the method's own signature
-    problems = _load(preload)
-    gc.collect()
-    gc.freeze()  # what is loaded stays on pages that the workers share
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    signal.set_wakeup_fd(wake_writer.fileno(), warn_on_full_buffer=False)
     server = _Server(channel, (wake_reader, wake_writer))
     try:
+        problems = _load(preload, channel)
+        _forget_exits()
+        _rehearse()
+        gc.collect()
+        gc.freeze()  # what is loaded stays on pages that the workers share
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(wake_writer.fileno(), warn_on_full_buffer=False)
         channel.send(Warm(tuple(problems)))
         while True:
             server.serve_one()
     except ChannelClosedError:
-        server.kill_all()
+        code = 0
     except BaseException:  # noqa: BLE001 - the last frame of the process: say it where the kernel can read it
         traceback.print_exc()
     finally:
-        os._exit(0)
+        try:
+            server.kill_all()
+        finally:
+            os._exit(code)
 
 
-def _load(preload: list[str]) -> list[str]:
+def _load(preload: list[str], channel: SocketChannel) -> list[str]:
     problems = []
     for name in preload:
+        channel.send(Loading(name))
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -65,10 +83,35 @@ def _load(preload: list[str]) -> list[str]:
     return problems
 
 
+def _forget_exits() -> None:
+    """Drop what the loaded libraries want to do at the interpreter's end: workers run what is registered as they leave.
+
+    torch would take itself apart, for 40 ms a worker. What the function registers, and temporary folders that it makes,
+    come after this.
+    """
+    finalizers: Any = weakref.finalize
+    finalizers._registry.clear()  # noqa: SLF001 - there is no public way to any of this
+    ends_children: Any = multiprocessing.util
+    atexit._clear()  # noqa: SLF001
+    for function in (logging.shutdown, ends_children._exit_function, finalizers._exitfunc):  # noqa: SLF001
+        atexit.register(function)
+
+
+def _rehearse() -> None:
+    """Do here once what each worker will do, so that the caches that it fills are on pages that the workers share."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            rehearsal.rehearse()
+    except Exception:  # noqa: BLE001 - a worker meets it again, and has a kernel to tell
+        traceback.print_exc()
+
+
 class _Server:
     def __init__(self, channel: SocketChannel, wake: tuple[socket.socket, socket.socket]) -> None:
         self._channel = channel
         self._wake = wake
+        self._collapsed = False
         self._status: dict[int, Any] = {}  # pid of a live worker -> its status pipe
         self._poller = select.poll()
         self._poller.register(channel.fileno(), select.POLLIN)
@@ -76,6 +119,9 @@ class _Server:
 
     def serve_one(self) -> None:
         """Wait for a request or a worker's end, and deal with what there is."""
+        if not self._collapsed and not self._poller.poll(_IDLE_MS):
+            collapse()  # now, when nobody waits for a fork: each one is cheaper from here on
+            self._collapsed = True
         self._poller.poll()
         with contextlib.suppress(BlockingIOError):
             self._wake[0].recv(4096)
@@ -106,7 +152,12 @@ class _Server:
     def _fork(self, request: Fork) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # a BLAS thread that handles fork itself is no danger
-            pid = os.fork()
+            try:
+                pid = os.fork()
+            except OSError as error:
+                # Its status ends without a pid, so the kernel knows that it never was; the reason goes with its output.
+                os.write(request.stderr.fileno(), f"a process can't be forked: {error}\n".encode())
+                return
         if pid == 0:
             self._become_worker(request)
         self._status[pid] = request.status
@@ -126,8 +177,6 @@ class _Server:
             descriptors = [item.detach() for item in (request.channel, request.stdout, request.stderr)]
             if request.fresh:
                 _execute_fresh(descriptors)
-            from notebook_launcher.worker.main import main as worker_main
-
             worker_main(*descriptors)
         except BaseException:  # noqa: BLE001 - nothing above this frame belongs to the child
             traceback.print_exc()

@@ -52,11 +52,13 @@ def install(module: types.ModuleType) -> None:
 
     After a fork from the kernel it was the kernel's, whose publisher would write to the kernel's sockets.
     """
-    if isinstance(InteractiveShell._instance, WorkerShell):  # noqa: SLF001 - instance() would make one
+    present: Any = InteractiveShell._instance  # noqa: SLF001 - instance() would make one
+    if isinstance(present, WorkerShell):
         shell = InteractiveShell.instance()
         shell.user_module, shell.user_ns = module, module.__dict__
         return
-    for cls in type(InteractiveShell._instance).__mro__ if InteractiveShell.initialized() else ():  # noqa: SLF001
+    holders: list[Any] = list(type(present).__mro__) if InteractiveShell.initialized() else []
+    for cls in holders:
         if "_instance" in cls.__dict__:
             cls._instance = None
     hook, excepthook = sys.displayhook, sys.excepthook

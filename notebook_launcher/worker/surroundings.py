@@ -29,8 +29,7 @@ def put_on(given: Surroundings, world: World) -> None:
     torch = sys.modules.get("torch")
     if torch is not None and world.num_threads:
         torch.set_num_threads(world.num_threads)  # libgomp read OMP_NUM_THREADS when the fork server loaded it
-    if world.seed is not None:
-        _seed(world.seed)
+    _seed(world.seed)
 
 
 def restore_environment(wanted: dict[str, str]) -> None:
@@ -43,11 +42,10 @@ def restore_environment(wanted: dict[str, str]) -> None:
 
 def use_device(world: World) -> None:
     """Make the rank's own accelerator the current one, so that captured tensors and plain ``.cuda()`` land there."""
-    torch = sys.modules.get("torch")
-    if world.device == "cuda":
+    if world.device in {"cuda", "xpu"}:
         import torch
-    if torch is not None and world.device == "cuda":
-        torch.cuda.set_device(world.local_rank)
+
+        getattr(torch, world.device).set_device(world.local_rank)
 
 
 def show_figures() -> None:
@@ -66,10 +64,14 @@ def leave_process_groups() -> None:
         distributed.destroy_process_group()
 
 
-def _seed(seed: int) -> None:
+def _seed(seed: int | None) -> None:
+    """Seed the global generators, by None with a number that no other rank and no other launch has.
+
+    Without that, all workers would go on from where the fork server's generators stood as it was loaded.
+    """
     random.seed(seed)
     numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
     if numpy is not None:
-        numpy.random.seed(seed % 2**32)  # the legacy global generator is what user code draws from
+        numpy.random.seed(None if seed is None else seed % 2**32)  # the legacy generator is what user code draws from
     if torch is not None:
-        torch.manual_seed(seed)
+        torch.default_generator.seed() if seed is None else torch.manual_seed(seed)

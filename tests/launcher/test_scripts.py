@@ -113,11 +113,13 @@ def test_a_script_that_ends_during_a_run_leaves_nothing(tmp_path):
             time.sleep(600)
         run = launch(train, num_processes=2, device="cpu", wait=False)
         while None in run.pids: time.sleep(0.01)
-        print(*run.pids, flush=True)
+        print("pids", *run.pids, flush=True)
         """)
     )
     done = run([str(script)])
-    ranks = [psutil.Process(int(pid)) for pid in done.stdout.split()[-2:] if psutil.pid_exists(int(pid))]
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("pids")]
+    ranks = [psutil.Process(int(pid)) for pid in line.split()[1:] if psutil.pid_exists(int(pid))]
+    assert "stopped after" in done.stdout.splitlines()[-1]
     _, alive = psutil.wait_procs(ranks, timeout=5)
     assert not alive
     assert done.returncode == 0, done.stderr

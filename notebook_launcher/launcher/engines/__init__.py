@@ -32,6 +32,13 @@ class Worker(Protocol):
     def exit_code(self) -> int | None:
         """The exit code, negative for a signal; None while running or where nobody knows it."""
 
+    @property
+    def notes(self) -> Sequence[str]:
+        """What a person should know of how it was made, a line each; complete once it has started."""
+
+    def why_never_made(self) -> str:
+        """For a worker whose status ended without a pid: why there never was a process."""
+
     def read_status(self) -> bool:
         """Read what ``status`` has, without waiting; True when nothing more will come."""
 

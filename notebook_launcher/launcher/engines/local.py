@@ -7,6 +7,8 @@ import importlib
 import os
 import sys
 import threading
+import traceback
+import warnings
 from typing import TYPE_CHECKING, NoReturn
 
 from notebook_launcher.core.errors import ChannelClosedError, EngineError
@@ -47,7 +49,13 @@ class LocalEngine:
 def _fork_kernel() -> LocalWorker:
     """Fork the kernel itself. What it has used (OpenMP threads, a CUDA context) is broken in the child."""
     worker, request = worker_lines()
-    pid = os.fork()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of threads: whoever asks for "fork" was told
+            pid = os.fork()
+    except OSError as error:
+        worker.close()
+        raise EngineError(f"the kernel can't be forked: {error}") from error
     if pid == 0:
         _become_worker(request)
     status = request.status.detach()
@@ -67,12 +75,16 @@ def _reap(pid: int, status: int) -> None:
 
 
 def _become_worker(request: Fork) -> NoReturn:
-    kept = [item.detach() for item in (request.channel, request.stdout, request.stderr)]
-    request.status.detach()
-    _close_all_but({0, 1, 2, *kept})  # the kernel's sockets above all: a restart would find its ports taken
-    # By name: the launcher does not know the worker's room; this process is about to move there.
-    importlib.import_module("notebook_launcher.worker.main").main(*kept)
-    os._exit(1)
+    try:
+        kept = [item.detach() for item in (request.channel, request.stdout, request.stderr)]
+        request.status.detach()
+        _close_all_but({0, 1, 2, *kept})  # the kernel's sockets above all: a restart would find its ports taken
+        # By name: the launcher does not know the worker's room; this process is about to move there.
+        importlib.import_module("notebook_launcher.worker.main").main(*kept)
+    except BaseException:  # noqa: BLE001 - above this frame is the kernel's code, and this is not the kernel
+        traceback.print_exc()
+    finally:
+        os._exit(1)
 
 
 def _close_all_but(kept: set[int]) -> None:

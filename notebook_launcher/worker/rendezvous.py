@@ -1,0 +1,79 @@
+"""Where the ranks of a run meet: a store that rank 0 serves on a socket which the launcher has held since before.
+
+``init_process_group`` with its default ``env://`` finds it by ``MASTER_ADDR`` and ``MASTER_PORT``. A function that
+names another address or port, as PyTorch's own tutorial does, meets there as under any launcher.
+"""
+
+from __future__ import annotations
+
+import _thread
+import importlib
+import select
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs, urlparse
+
+from notebook_launcher.core.config import snapshot
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from notebook_launcher.core.world import World
+
+_stores: list[Any] = []  # kept for the process's life: the others are its clients
+
+
+def serve_when_asked(world: World, listening: int) -> None:
+    """Host the store on the socket ``listening`` once somebody knocks: who joins no process group pays nothing."""
+    _thread.start_new_thread(_serve, (world, listening))
+
+
+def _serve(world: World, listening: int) -> None:
+    poller = select.poll()
+    poller.register(listening, select.POLLIN)
+    poller.poll()
+    distributed = importlib.import_module("torch.distributed")
+    _stores.append(
+        distributed.TCPStore(
+            world.main_address,
+            world.main_port,
+            world.world_size,
+            is_master=True,
+            wait_for_workers=False,
+            master_listen_fd=listening,
+        )
+    )
+
+
+def lead_to(world: World) -> None:
+    """Make ``env://`` lead every rank of this run, rank 0 too, to the store as a client.
+
+    torch's variable ``TORCHELASTIC_USE_AGENT_STORE`` says the same for any address, and then a function that picks its
+    own port waits for a server that nobody is. It also gives a second ``init_process_group`` the first one's keys.
+    """
+    handlers = importlib.import_module("torch.distributed.rendezvous")._rendezvous_handlers  # noqa: SLF001 - "env" is taken
+    handlers["env"] = handler(world, handlers["env"])
+
+
+def handler(world: World, otherwise: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
+    """A rendezvous handler as torch wants it: it yields (store, rank, world size). ``otherwise`` is torch's own."""
+    num_joined = 0
+
+    def meet(url: str, timeout: Any = None, **options: Any) -> Iterator[Any]:
+        nonlocal num_joined
+        variables = snapshot()
+        ours = (world.main_address, str(world.main_port))
+        if (variables.get("MASTER_ADDR"), variables.get("MASTER_PORT")) != ours:
+            yield from otherwise(url, **({} if timeout is None else {"timeout": timeout}), **options)
+            return
+        asked = parse_qs(urlparse(url).query)
+        rank, size = (
+            int(asked[name][0]) if name in asked else int(variables[name.upper()]) for name in ("rank", "world_size")
+        )
+        distributed = importlib.import_module("torch.distributed")
+        limit = {} if timeout is None else {"timeout": timeout}
+        store = distributed.TCPStore(world.main_address, world.main_port, size, is_master=False, **limit)
+        num_joined += 1  # the same on all ranks, since joining is collective
+        yield distributed.PrefixStore(f"group_{num_joined}", store), rank, size
+        raise RuntimeError("this process group can't meet again; destroy it and make another")
+
+    return meet

@@ -1,0 +1,230 @@
+"""The fork server, from the kernel's side: real servers, that load no torch where their workers run nothing."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import sys
+import textwrap
+
+import psutil
+import pytest
+from real_rank import LIMIT_S, WITHOUT_TORCH, RealRank, exit_code, read
+
+from notebook_launcher.core.errors import EngineError
+from notebook_launcher.launcher import forkserver, warm
+from notebook_launcher.launcher.forkserver import ForkServer
+
+
+@pytest.fixture(scope="module")
+def shared_server():
+    server = ForkServer(warm._PRELOAD)
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def start():
+    """Starts servers that end with the test."""
+    servers = []
+
+    def make(*preload, wanted=()):
+        servers.append(ForkServer(preload, wanted))
+        return servers[-1]
+
+    yield make
+    for server in servers:
+        server.close()
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    """Writes a module where a server will find it."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def write(name, text):
+        (tmp_path / f"{name}.py").write_text(textwrap.dedent(text))
+
+    return write
+
+
+def test_a_worker_is_a_process_of_its_own_and_leaves_when_its_channel_is_closed(shared_server):
+    worker = shared_server.fork()
+    rank = RealRank(worker, "import os\n(os.getpid(), os.getppid(), os.getpgrp())")
+    pid, parent, group = rank.result()
+    assert parent == shared_server.pid
+    assert group == pid
+    assert rank.leave() == 0
+    assert worker.pid == pid
+    assert worker.closed
+    assert not shared_server.busy
+
+
+def test_a_worker_that_nobody_needs_leaves(shared_server):
+    worker = shared_server.fork()
+    worker.channel.close()
+    assert exit_code(worker) == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_signals_reach_the_worker(shared_server, number):
+    rank = RealRank(shared_server.fork(), "print('up')\nimport time; time.sleep(600)")
+    rank.read()
+    rank.worker.read_status()
+    rank.worker.signal(number)
+    assert exit_code(rank.worker) == -number
+
+
+def test_a_kill_ends_what_the_worker_started_too(shared_server):
+    source = "import subprocess\nprint(subprocess.Popen(['sleep', '600']).pid)\nimport time; time.sleep(600)"
+    rank = RealRank(shared_server.fork(), source)
+    started = psutil.Process(int(rank.read()))
+    rank.worker.read_status()
+    rank.worker.signal(signal.SIGKILL)
+    assert exit_code(rank.worker) == -signal.SIGKILL
+    started.wait(LIMIT_S)
+
+
+def test_a_signal_after_the_end_or_before_the_beginning_is_harmless(shared_server):
+    worker = shared_server.fork()
+    worker.signal(signal.SIGKILL)  # its pid is not known yet, or is: either way nothing is raised
+    worker.channel.close()
+    exit_code(worker)
+    worker.signal(signal.SIGKILL)
+    worker.close()
+
+
+def test_a_fresh_worker_is_a_new_interpreter(shared_server):
+    rank = RealRank(shared_server.fork(fresh=True), "import os, sys\n(os.getppid(), len(sys.argv))")
+    assert rank.result()[0] == shared_server.pid
+    assert rank.leave() == 0
+
+
+def test_closing_a_server_ends_its_workers(start):
+    server = start(*WITHOUT_TORCH)
+    rank = RealRank(server.fork(), "print('up')\nimport time; time.sleep(600)")
+    rank.read()
+    process = psutil.Process(server.pid)
+    worker = psutil.Process(rank.until(object).pid)
+    server.close()
+    assert not process.is_running()
+    worker.wait(LIMIT_S)
+    rank.worker.close()
+
+
+def test_two_servers_know_nothing_of_each_other(start):
+    one, two = start(*WITHOUT_TORCH), start(*WITHOUT_TORCH)
+    ranks = [RealRank(server.fork(), "import os\nos.getppid()") for server in (one, two)]
+    one_rank, two_rank = ranks
+    assert two_rank.result() == two.pid
+    assert one_rank.result() == one.pid
+    one_rank.worker.close()
+    one.close()
+    assert two_rank.leave() == 0
+
+
+def test_a_killed_servers_worker_is_orphaned_and_goes_on(start):
+    server = start(*WITHOUT_TORCH)
+    rank = RealRank(server.fork(), "import sys\nprint('up')\n5")
+    rank.read()
+    os.kill(server.pid, signal.SIGKILL)
+    assert rank.result() == 5
+    assert exit_code(rank.worker) is None
+    assert rank.worker.orphaned
+    with pytest.raises(EngineError, match=r"can't be asked for a worker: signal 9 \(Killed\)"):
+        server.fork()
+
+
+# --- loading ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_server_gets_warm(start):
+    server = start()
+    assert server.warm.wait(LIMIT_S)
+    assert server.problems == ()
+    assert server.notes == []
+    assert server.alive
+
+
+def test_a_preload_that_raises_is_a_note_and_the_server_goes_on(start, module):
+    module("raises", "raise RuntimeError('no licence')")
+    server = start(*WITHOUT_TORCH, "no_such_module", wanted=["raises", "json"])
+    assert server.warm.wait(LIMIT_S)
+    assert [text.partition(":")[0] for text in server.problems] == ["no_such_module", "raises"]
+    (note,) = server.notes  # of what the user asked for, not of what the launcher would like
+    assert note.startswith("preload=raises: RuntimeError: no licence")
+    worker = server.fork()
+    assert worker.notes == [note]
+    worker.channel.close()
+    assert exit_code(worker) == 0
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (
+            "import os, sys; sys.stderr.write('licence server is down\\n'); os._exit(7)",
+            ["exit code 7", "licence server"],
+        ),
+        ("import ctypes; ctypes.string_at(0)", ["signal 11 (Segmentation fault)", "Fatal Python error"]),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", ["signal 9 (Killed)"]),
+    ],
+    ids=["exit", "crash", "kill"],
+)
+def test_a_server_that_dies_while_it_loads_tells_what_it_was_loading(start, module, code, words):
+    module("deadly", code)
+    server = start(*WITHOUT_TORCH, wanted=["deadly"])
+    worker = server.fork()
+    assert exit_code(worker) is None
+    assert worker.pid is None
+    text = worker.why_never_made()
+    assert text.startswith("the fork server ended before it had made the process: ")
+    for word in [*words, "while it loaded 'deadly' (preload)"]:
+        assert word in text
+    assert server.warm.is_set()  # who waits for it is not left waiting
+
+
+def test_an_interpreter_that_is_not_there(monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/no/such/python")
+    with pytest.raises(EngineError, match="can't be started with '/no/such/python'"):
+        ForkServer([])
+
+
+def test_an_interpreter_that_is_none(start, monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    server = start()
+    assert server.ended(LIMIT_S)
+    with pytest.raises(EngineError, match="can't be asked for a worker: exit code 1"):
+        server.fork()
+
+
+def test_a_module_beside_the_notebook_does_not_shadow_the_standard_library(start, tmp_path, monkeypatch):
+    (tmp_path / "random.py").write_text("raise SystemExit('the wrong random')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    server = start("random", *WITHOUT_TORCH)
+    assert server.warm.wait(LIMIT_S)
+    assert server.problems == ()
+
+
+def test_a_system_without_descriptors_is_a_clear_error(shared_server, monkeypatch):
+    real, opened = os.pipe, []
+
+    def pipe():
+        if opened:
+            raise OSError(errno.EMFILE, "Too many open files")
+        opened.append(real())
+        return opened[0]
+
+    monkeypatch.setattr(forkserver.os, "pipe", pipe)
+    with pytest.raises(EngineError, match=r"Too many open files.*ulimit -n"):
+        shared_server.fork()
+
+
+def test_output_of_c_code_and_of_the_dying_arrives(shared_server):
+    worker = shared_server.fork()
+    RealRank(worker, "import os\nos.write(1, b'from C\\n')\nimport ctypes; ctypes.string_at(0)")
+    assert read(worker, "stdout") == "from C\n"
+    assert "Segmentation fault" in read(worker, "stderr")
+    assert exit_code(worker) == -signal.SIGSEGV

@@ -1,0 +1,244 @@
+"""The plan of a launch, from options and invented machines: nothing is touched, nothing is started."""
+
+from __future__ import annotations
+
+import pytest
+
+from notebook_launcher.core.config import LaunchConfig
+from notebook_launcher.core.errors import ConfigError
+from notebook_launcher.core.events import DeviceRow
+from notebook_launcher.core.strategies import STRATEGIES
+from notebook_launcher.launcher.plan import DEFAULT_ON_CPU, make_plan, num_cores
+
+CPU = DeviceRow("cpu", 4, ("4 cores",), precisions={"no": "", "bf16": "", "fp16": "a CPU emulates it"})
+NO_CUDA = DeviceRow("cuda", 0, reason="this build of torch (2.13.0+cpu) has no CUDA")
+NO_MPS = DeviceRow("mps", 0, reason="this build of torch (2.13.0+cpu) has no MPS")
+NO_XPU = DeviceRow("xpu", 0, reason="torch sees no Intel GPU")
+GPUS = DeviceRow("cuda", 8, ("H100",) * 8, (80 << 30,) * 8, {"no": "", "fp16": "", "bf16": ""})
+OLD_GPUS = DeviceRow("cuda", 2, ("T4",) * 2, precisions={"no": "", "fp16": "", "bf16": "this GPU has no bf16 units"})
+MPS = DeviceRow("mps", 1, ("Apple GPU",), precisions={"no": "", "fp16": "", "bf16": ""})
+XPUS = DeviceRow("xpu", 2, ("Max 1550",) * 2, precisions={"no": "", "fp16": "", "bf16": ""})
+LAPTOP = (NO_CUDA, NO_MPS, NO_XPU, CPU)
+
+
+def plan(*rows, environment=None, **options):
+    return make_plan(LaunchConfig(**options), lambda: rows or LAPTOP, environment=environment or {})
+
+
+def refusal(*rows, environment=None, **options):
+    with pytest.raises(ConfigError) as caught:
+        plan(*rows, environment=environment, **options)
+    return str(caught.value)
+
+
+def test_auto_takes_every_gpu():
+    made = plan(GPUS, NO_MPS, NO_XPU, CPU)
+    assert made.device == "cuda"
+    assert [world.rank for world in made.worlds] == list(range(8))
+    assert [world.local_rank for world in made.worlds] == list(range(8))
+    assert {(world.world_size, world.local_world_size, world.device) for world in made.worlds} == {(8, 8, "cuda")}
+    assert made.headline == "8 processes · CUDA (NCCL) · fp32 · ddp"
+    assert made.notes == ()
+    assert made.environment == {}
+
+
+def test_auto_prefers_cuda_then_xpu_then_mps_then_the_cpu():
+    assert plan(CPU, MPS, XPUS, GPUS).device == "cuda"
+    assert plan(CPU, MPS, XPUS, NO_CUDA).device == "xpu"
+    assert plan(CPU, MPS, NO_XPU, NO_CUDA).device == "mps"
+    assert plan(*LAPTOP).device == "cpu"
+
+
+def test_on_the_cpu_two_processes_share_the_cores():
+    made = plan(*LAPTOP)
+    assert len(made.worlds) == DEFAULT_ON_CPU
+    assert {world.num_threads for world in made.worlds} == {max(1, num_cores() // DEFAULT_ON_CPU)}
+    assert made.headline == "2 processes · CPU (gloo) · fp32 · ddp"
+
+
+def test_more_processes_than_cores_have_a_thread_each():
+    assert {world.num_threads for world in plan(*LAPTOP, num_processes=num_cores() + 1).worlds} == {1}
+
+
+def test_device_cpu_never_looks_at_the_devices():
+    def look():
+        pytest.fail("the look takes seconds, and the answer doesn't matter")
+
+    assert make_plan(LaunchConfig(device="cpu"), look, environment={}).device == "cpu"
+
+
+def test_choices_reach_every_rank_and_the_headline():
+    made = plan(
+        *LAPTOP,
+        num_processes=1,
+        mixed_precision="bf16",
+        strategy="single",
+        gradient_accumulation_steps=4,
+        seed=7,
+    )
+    (world,) = made.worlds
+    assert (world.mixed_precision, world.strategy, world.gradient_accumulation_steps, world.seed) == (
+        "bf16",
+        "single",
+        4,
+        7,
+    )
+    assert world.launched
+    assert made.headline == "1 process · CPU (gloo) · bf16 · single · accumulation 4"
+
+
+def test_what_nobody_said_stays_for_the_function_to_say():
+    world = plan(*LAPTOP).worlds[0]
+    assert (world.mixed_precision, world.strategy, world.gradient_accumulation_steps) == (None, None, None)
+
+
+def test_several_machines_offset_the_ranks():
+    options = {
+        "num_machines": 3,
+        "machine_rank": 2,
+        "num_processes": 2,
+        "main_process_ip": "10.0.0.1",
+        "main_process_port": 29400,
+    }
+    made = plan(*LAPTOP, **options)
+    assert [world.rank for world in made.worlds] == [4, 5]
+    assert [world.local_rank for world in made.worlds] == [0, 1]
+    world = made.worlds[1]
+    assert (world.world_size, world.local_world_size, world.machine_rank, world.num_machines) == (6, 2, 2, 3)
+    assert (world.main_address, world.main_port) == ("10.0.0.1", 29400)
+    assert made.headline.startswith("6 processes")
+    assert made.headline.endswith("machine 2 of 3")
+
+
+# --- devices that are not there ---------------------------------------------------------------------------------------
+
+
+def test_a_device_that_is_not_here_is_refused_with_the_reason_and_what_there_is():
+    assert refusal(*LAPTOP, device="cuda") == (
+        "device 'cuda' is not here: this build of torch (2.13.0+cpu) has no CUDA. This machine has: cpu."
+    )
+    assert "has no MPS. This machine has: cuda, cpu." in refusal(GPUS, NO_MPS, CPU, device="mps")
+
+
+def test_tpus_are_not_supported_yet():
+    text = refusal(*LAPTOP, device="tpu")
+    assert "device 'tpu' is not supported yet: this version knows cuda, mps, xpu, cpu." in text
+    assert "device='auto'" in text
+
+
+@pytest.mark.parametrize("wanted", [9, 1000])
+def test_more_processes_than_devices(wanted):
+    text = refusal(GPUS, CPU, num_processes=wanted)
+    assert f"num_processes={wanted} is more than the 8 CUDA devices to run on" in text
+    assert "at most 8" in text
+    assert "device='cpu'" in text
+
+
+def test_an_apple_gpu_takes_one_process():
+    assert len(plan(MPS, CPU).worlds) == 1
+    assert "num_processes=2 is more than the 1 MPS device to run on" in refusal(MPS, CPU, num_processes=2)
+
+
+def test_too_many_processes_on_the_cpu(monkeypatch):
+    monkeypatch.setattr("notebook_launcher.launcher.plan.num_cores", lambda: 2)
+    assert len(plan(*LAPTOP, num_processes=64).worlds) == 64
+    assert refusal(*LAPTOP, num_processes=65) == "num_processes=65 is too many for 2 cores: the limit is 64."
+
+
+# --- device_ids -------------------------------------------------------------------------------------------------------
+
+
+def test_device_ids_choose_what_the_ranks_see():
+    made = plan(GPUS, CPU, device_ids=[5, 1])
+    assert len(made.worlds) == 2
+    assert made.environment == {"CUDA_VISIBLE_DEVICES": "5,1"}
+    assert plan(XPUS, CPU, device_ids=[1]).environment == {"ZE_AFFINITY_MASK": "1"}
+
+
+def test_device_ids_count_what_the_notebook_sees():
+    three = DeviceRow("cuda", 3, precisions={})
+    visible = {"CUDA_VISIBLE_DEVICES": "4, GPU-8a8b, 7"}
+    made = plan(three, CPU, environment=visible, device_ids=[0, 2])
+    assert made.environment == {"CUDA_VISIBLE_DEVICES": "4,7"}
+    assert plan(three, CPU, environment=visible).environment == {}
+
+
+def test_a_device_id_beyond_those_that_are_seen():
+    text = refusal(GPUS, CPU, device_ids=[0, 8])
+    assert "device_ids=[0, 8] names device 8, and the notebook sees 8 CUDA devices, numbered from 0" in text
+    assert "up to 7" in text
+    one = DeviceRow("cuda", 1, precisions={})
+    text = refusal(one, CPU, environment={"CUDA_VISIBLE_DEVICES": "4"}, device_ids=[4])
+    assert "names device 4, and the notebook sees 1 CUDA device, numbered from 0 (CUDA_VISIBLE_DEVICES=4)" in text
+    assert "names device 1, and the notebook sees 1 MPS device" in refusal(MPS, CPU, device_ids=[1])
+
+
+def test_devices_hidden_by_the_env_option_are_not_counted():
+    made = plan(GPUS, CPU, env={"CUDA_VISIBLE_DEVICES": "2,3"})
+    assert len(made.worlds) == 2
+    made = plan(GPUS, CPU, env={"CUDA_VISIBLE_DEVICES": "2,3"}, device_ids=[1])
+    assert made.environment == {"CUDA_VISIBLE_DEVICES": "3"}
+
+
+def test_device_ids_on_a_machine_without_gpus():
+    assert refusal(*LAPTOP, device_ids=[0]) == "device_ids=[0] chooses GPUs, and the device is cpu: leave it out."
+
+
+# --- precision and strategy -------------------------------------------------------------------------------------------
+
+
+def test_fp16_where_auto_found_only_the_cpu():
+    text = refusal(*LAPTOP, mixed_precision="fp16")
+    assert text == (
+        "mixed_precision='fp16' can't be used on cpu (the device chosen by device='auto', which found no other): "
+        "a CPU emulates it. Use 'bf16' or 'no'."
+    )
+    assert plan(GPUS, CPU, mixed_precision="fp16").headline == "8 processes · CUDA (NCCL) · fp16 · ddp"
+
+
+def test_bf16_on_gpus_that_lack_it():
+    text = refusal(OLD_GPUS, CPU, mixed_precision="bf16")
+    assert "on cuda (the device chosen by device='auto'): this GPU has no bf16 units. Use 'fp16' or 'no'." in text
+    assert "(the device asked for)" in refusal(OLD_GPUS, CPU, device="cuda", mixed_precision="bf16")
+
+
+def test_every_strategy_in_the_table_is_accepted_and_others_get_the_nearest_name():
+    for name in STRATEGIES.names:
+        assert plan(*LAPTOP, strategy=name).worlds[0].strategy == name
+    text = refusal(*LAPTOP, strategy="ddb")
+    assert "strategy 'ddb' is not known" in text
+    assert "Did you mean 'ddp'?" in text
+
+
+def test_a_strategys_name_is_checked_before_the_devices_are_looked_at():
+    def look():
+        pytest.fail("a wrong name needs no look")
+
+    with pytest.raises(ConfigError, match="strategy"):
+        make_plan(LaunchConfig(strategy="zero4"), look, environment={})
+
+
+# --- where options came from, secrets, nesting ------------------------------------------------------------------------
+
+
+def test_the_notes_say_where_each_option_came_from():
+    config = LaunchConfig.make(
+        {"num_processes": 2}, environment={"ACCELERATE_MIXED_PRECISION": "bf16"}, device="cpu", seed=3
+    )
+    (note,) = make_plan(config, tuple, environment={}).notes
+    assert note == (
+        "options: num_processes=2 from argument, device='cpu' from argument, seed=3 from argument, "
+        "mixed_precision='bf16' from environment variable ACCELERATE_MIXED_PRECISION"
+    )
+
+
+def test_values_that_may_be_secrets_are_not_shown():
+    made = plan(*LAPTOP, env={"HF_TOKEN": "hf_secret"})
+    assert made.environment == {"HF_TOKEN": "hf_secret"}
+    assert made.notes == ("options: env (HF_TOKEN) from argument",)
+
+
+def test_a_launch_on_a_rank_is_refused():
+    text = refusal(*LAPTOP, environment={"NOTEBOOK_LAUNCHER": "1", "RANK": "3"})
+    assert "launch was called on rank 3 of a run" in text
+    assert "Call the function itself" in text

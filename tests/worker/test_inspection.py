@@ -1,0 +1,165 @@
+"""Looking at a thread, and at what devices torch says there are."""
+
+from __future__ import annotations
+
+import threading
+import types
+
+import pytest
+from real_rank import LIMIT_S
+
+from notebook_launcher.worker import inspection
+
+
+def _collective(module, name):
+    """A function whose code says that it is from ``module``, as torch.distributed's own do."""
+    scope = {}
+    source = f"def wrapper(call):\n    return {name}(call)\ndef {name}(call):\n    return call()\n"
+    exec(compile(source, module, "exec"), scope)  # noqa: S102
+    return scope["wrapper"]
+
+
+class Elsewhere:
+    """A thread that is in ``call`` until the end of the block; ``where`` looks at it."""
+
+    def __init__(self, call):
+        self._inside, self._go_on = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=call, args=(self._wait,))
+
+    def _wait(self):
+        self._inside.set()
+        self._go_on.wait(LIMIT_S)
+
+    def __enter__(self):
+        self._thread.start()
+        assert self._inside.wait(LIMIT_S)
+        return inspection.where(self._thread.ident)
+
+    def __exit__(self, *_):
+        self._go_on.set()
+        self._thread.join(LIMIT_S)
+
+
+def test_a_function_is_named_with_its_line():
+    def train(wait):
+        wait()  # here
+
+    with Elsewhere(train) as where:
+        assert where.call == "_wait"  # the innermost function that is not the library's
+        assert "of _wait: self._go_on.wait(LIMIT_S)" in where.line
+        assert "in train" in where.stack
+        assert "wait()  # here" in where.stack
+
+
+def test_a_collective_is_named_with_the_users_line():
+    reduce = _collective("/site-packages/torch/distributed/distributed_c10d.py", "all_reduce")
+
+    with Elsewhere(reduce) as where:
+        assert where.call == "all_reduce"
+
+
+def test_a_thread_that_is_gone():
+    where = inspection.where(0)
+    assert (where.call, where.line, where.stack) == ("", "", "")
+
+
+def test_a_thread_without_a_line_of_the_users(monkeypatch):
+    monkeypatch.setattr(inspection, "_is_user", lambda _: False)
+    with Elsewhere(lambda wait: wait()) as where:
+        assert where.call == "wait"
+        assert where.line == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "is_user"),
+    [
+        ("/home/me/train.py", True),
+        ("/tmp/ipykernel_1/12345.py", True),  # noqa: S108
+        ("<string>", True),
+        (f"{inspection._PACKAGE[:-1]}_of_mine/train.py", True),
+        (f"{inspection._PACKAGE}worker/serve.py", False),
+        ("/usr/lib/python3/dist-packages/torch/nn/modules/linear.py", False),
+        ("/opt/venv/lib/python3.12/site-packages/torch/optim/sgd.py", False),
+        (threading.__file__, False),
+        ("<frozen importlib._bootstrap>", False),
+    ],
+)
+def test_whose_a_file_is(name, is_user):
+    assert inspection._is_user(name) is is_user
+
+
+# --- devices ----------------------------------------------------------------------------------------------------------
+
+
+def _torch(*, cuda=(), bf16=True, built=True, hip=None, mps=(False, False), xpu=()):
+    """As much of torch as is asked: GPUs are (name, bytes)."""
+    properties = {
+        kind: [types.SimpleNamespace(name=name, total_memory=size) for name, size in found]
+        for kind, found in {"cuda": cuda, "xpu": xpu}.items()
+    }
+
+    def surface(kind, **more):
+        found = properties[kind]
+        return types.SimpleNamespace(
+            is_available=lambda: bool(found),
+            device_count=lambda: len(found),
+            get_device_properties=found.__getitem__,
+            **more,
+        )
+
+    mps_built, mps_available = mps
+    return types.SimpleNamespace(
+        __version__="9.9",
+        version=types.SimpleNamespace(hip=hip),
+        cuda=surface("cuda", is_bf16_supported=lambda *, including_emulation: bf16 or including_emulation),
+        xpu=surface("xpu"),
+        backends=types.SimpleNamespace(
+            cuda=types.SimpleNamespace(is_built=lambda: built),
+            mps=types.SimpleNamespace(is_built=lambda: mps_built, is_available=lambda: mps_available),
+        ),
+    )
+
+
+def test_gpus_with_names_memory_and_precisions():
+    row = inspection._cuda(_torch(cuda=[("H100", 80 << 30), ("H100", 79 << 30)]))
+    assert (row.kind, row.num_devices, row.names, row.memory_bytes) == (
+        "cuda",
+        2,
+        ("H100", "H100"),
+        (80 << 30, 79 << 30),
+    )
+    assert row.precisions == {"no": "", "fp16": "", "bf16": ""}
+    assert row.reason == ""
+
+
+def test_gpus_that_only_emulate_bf16():
+    row = inspection._cuda(_torch(cuda=[("T4", 16 << 30)], bf16=False))
+    assert "no bf16" in row.precisions["bf16"]
+    assert row.precisions["fp16"] == ""
+
+
+def test_no_cuda_says_why():
+    assert inspection._cuda(_torch(built=False)).reason == "this build of torch (9.9) has no CUDA"
+    assert "CUDA_VISIBLE_DEVICES hides them" in inspection._cuda(_torch()).reason
+    assert inspection._cuda(_torch(built=False, hip="6.2", cuda=[("MI300", 1)])).num_devices == 1
+
+
+def test_apple_gpus():
+    assert "no MPS" in inspection._mps(_torch()).reason
+    assert "no MPS device" in inspection._mps(_torch(mps=(True, False))).reason
+    assert inspection._mps(_torch(mps=(True, True))).num_devices == 1
+
+
+def test_intel_gpus():
+    assert inspection._xpu(_torch()).reason
+    assert inspection._xpu(_torch(xpu=[("Max", 5)])).names == ("Max",)
+    assert inspection._xpu(types.SimpleNamespace()).num_devices == 0  # torch before it knew them
+
+
+def test_this_machine():
+    rows = {row.kind: row for row in inspection.devices()}
+    assert list(rows) == ["cuda", "mps", "xpu", "cpu"]
+    assert rows["cpu"].num_devices == inspection._num_cores()
+    assert rows["cpu"].precisions["bf16"] == ""
+    assert rows["cpu"].precisions["fp16"]
+    assert all(row.num_devices or row.reason for row in rows.values())
