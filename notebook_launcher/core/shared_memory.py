@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 INLINE_BYTES = 64 * 1024  # below this a copy through the channel beats a mapping
 _POPULATE_READ = 22  # Linux's MADV_POPULATE_READ, which Python's mmap has no name for
 _POPULATE_BYTES = 64 << 20  # a call; Python's other threads wait for its end, some milliseconds
+_READ_BYTES = 8 << 20  # below this a copy beats a mapping, which holds a descriptor for as long as its content lives
 _ALIGN_BYTES = 64  # what torch and numpy want of a buffer's start
 _WRITE_BYTES = 1 << 30  # Linux writes at most 2 GiB a call
 
@@ -28,6 +29,7 @@ class FileDescriptor:
     def __init__(self, number: int) -> None:
         """Take over ``number``."""
         self.number = number
+        self._owner = os.getpid()
         self._held: mmap.mmap | None = None
 
     def fileno(self) -> int:
@@ -60,8 +62,9 @@ class FileDescriptor:
             os.close(self.detach())
 
     def __del__(self) -> None:
-        """Close with the last reference."""
-        self.close()
+        """Close with the last reference; a process forked meanwhile may have given the number to something else."""
+        if self._owner == os.getpid():
+            self.close()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,7 +107,10 @@ def pack(pickle_bytes: bytes, buffers: Sequence[memoryview | bytes]) -> Packed:
 def unpack(packed: Packed) -> tuple[memoryview, list[memoryview]]:
     """The pickle and its buffers. Buffers are writable; a write copies the page and stays in this process."""
     mapped = memoryview(b"")
-    if packed.mapping is not None:
+    if packed.mapping is not None and packed.mapping_bytes <= _READ_BYTES:
+        mapped = memoryview(bytearray(packed.mapping_bytes))
+        os.preadv(packed.mapping.fileno(), [mapped], 0)
+    elif packed.mapping is not None:
         mapped = memoryview(mmap.mmap(packed.mapping.fileno(), packed.mapping_bytes, access=mmap.ACCESS_COPY))
     views = [
         # bytearray: numpy and torch expect to be able to write to what they are given.

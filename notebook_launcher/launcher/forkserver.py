@@ -30,7 +30,8 @@ def _hang_up_in_child() -> None:
 
 
 # A process that the user's code forks from the kernel must not hold our lines open past the kernel's death.
-os.register_at_fork(after_in_child=_hang_up_in_child)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_hang_up_in_child)
 
 
 class LocalWorker:
@@ -93,7 +94,7 @@ class LocalWorker:
         if pid is None:
             return
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            if number == signal.SIGKILL:
+            if number == signal.SIGKILL and self.exit_code is None:
                 os.killpg(pid, number)
         with contextlib.suppress(ProcessLookupError, PermissionError):
             if self._process >= 0:
@@ -102,8 +103,8 @@ class LocalWorker:
                 os.kill(pid, number)
 
     def close(self) -> None:
-        """Drop the launcher's ends of all lines, and end what the worker left running in its process group."""
-        if self.exit_code is not None and self.pid is not None:
+        """Drop the launcher's ends of all lines. What the worker left running, its server has ended."""
+        if self.orphaned and self.pid is not None:  # no server has
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
         self.channel.close()

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pathlib
 import sys
+import tempfile
 import warnings
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.core.config import LaunchConfig
+from notebook_launcher.core.errors import ConfigError
 from notebook_launcher.launcher import payload as payloads
 from notebook_launcher.launcher import warm
 from notebook_launcher.launcher.commands import commands, pack_surroundings
@@ -17,6 +19,7 @@ from notebook_launcher.launcher.plan import make_plan
 from notebook_launcher.launcher.record import Record
 from notebook_launcher.launcher.run import Run
 from notebook_launcher.launcher.sinks import SINKS
+from notebook_launcher.launcher.supervisor import tell
 
 if TYPE_CHECKING:
     import os
@@ -60,7 +63,7 @@ def launch_payload(payload: Payload, config: LaunchConfig, *, wait: bool, sink: 
     _warn_of_large(payload)
     engine = ENGINES.load(config.engine)()
     plan = make_plan(config, warm.devices)
-    folder = pathlib.Path(config.log_dir) if config.log_dir else None
+    folder = _log_folder(config.log_dir)
     shown = {0} if config.output == "main" else None
     output = OutputLog(len(plan.worlds), folder=folder, shown_ranks=shown)
     record = Record(plan.headline, [*plan.notes, *payload.notes], output, len(plan.worlds))
@@ -73,18 +76,40 @@ def launch_payload(payload: Payload, config: LaunchConfig, *, wait: bool, sink: 
         return workers
 
     run = Run(payload.name, config, record, sinks, start)
-    for one in sinks:
-        one.opened(record)
-    if payload.packed.mapping is not None:
-        payload.packed.mapping.hold(payload.packed.mapping_bytes)
 
     def after() -> None:
         if payload.packed.mapping is not None:
             payload.packed.mapping.close()  # whoever keeps the run for its results doesn't keep a copy of what it took
         engine.stand_by(len(plan.worlds), config)
 
-    run.begin(after)
-    return run.wait() if wait else run
+    record.shown.clear()
+    try:
+        run.begin(after)
+        tell(sinks, record, lambda one: one.opened(record))  # now, so that the ranks do not wait for a front end
+        record.shown.set()
+        if payload.packed.mapping is not None:
+            payload.packed.mapping.hold(payload.packed.mapping_bytes)
+        return run.wait() if wait else run
+    except KeyboardInterrupt:
+        run.kill()  # harmless when wait has ended it already
+        raise
+    finally:
+        record.shown.set()
+
+
+def _log_folder(name: str | None) -> pathlib.Path | None:
+    """The folder for log files, made now: where it can't be, nothing is started."""
+    if name is None:
+        return None
+    folder = pathlib.Path(name)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return folder
+    except OSError as error:
+        raise ConfigError(
+            f"log_dir={name!r} can't hold log files: {error.strerror}. Name a folder that can be written to."
+        ) from None
 
 
 def _default_sink() -> str:

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 _REASONS = {
     signal.SIGKILL: "most likely the machine ran out of memory: try a smaller batch, model, or number of processes",
-    signal.SIGSEGV: "native code crashed: the Python line where it happened is in the output below",
+    signal.SIGSEGV: "native code crashed; the Python line where it happened is in what it wrote last",
     signal.SIGBUS: "native code crashed; on a machine with a small /dev/shm, it is often full",
-    signal.SIGABRT: "native code gave up: its own message is in the output below",
+    signal.SIGABRT: "native code gave up; its own message is in what it wrote last",
     signal.SIGILL: "native code was built for another processor",
     signal.SIGFPE: "native code divided by zero",
     signal.SIGTERM: "something outside this run asked it to end",
@@ -36,13 +36,13 @@ def signal_name(code: int) -> str:
 def death(code: int | None, memory: str) -> tuple[str, str]:
     """(kind, sentence) for a process that ended without a word; ``memory`` is the machine's use at the time."""
     if code is None:
-        return "exit", "its process is gone, and nobody knows how it ended"
+        return "exit", "is gone, and nobody knows how it ended"
     if code < 0:
         name = signal_name(code)
         reason = _REASONS.get(signal.Signals(-code), "") if name.startswith("SIG") else ""
         at_the_time = f" ({memory})" if -code == signal.SIGKILL and memory else ""
-        return name, f"its process was ended by {name}" + (f": {reason}{at_the_time}" if reason else "")
-    return "exit", f"its process left with exit code {code} before the function had returned (os._exit or the like)"
+        return name, f"was ended by {name}" + (f": {reason}{at_the_time}" if reason else "")
+    return "exit", f"left with exit code {code} before the function had returned (os._exit or the like)"
 
 
 def fate(state: RankState, cause: RankState | None) -> str:
@@ -89,8 +89,8 @@ def error_of(state: RunState, host: str, tails: dict[int, str], memory: str) -> 
     total = len(state.ranks)
     if one.failed is None:
         kind, sentence = death(one.exit_code, memory)
-        tail = tails.get(rank, "").strip()
-        message = f"rank {rank} of {total} died: {sentence}"
+        tail = in_cells(_without_module_list(tails.get(rank, ""))).strip()
+        message = f"rank {rank} of {total} died: it {sentence}"
         return WorkerError(message, rank=rank, host=host, kind=kind, traceback_text=tail, others=others)
     failed = one.failed
     headline = f"rank {rank} of {total} raised {failed.type_name}" + (f": {failed.message}" if failed.message else "")
@@ -100,26 +100,35 @@ def error_of(state: RunState, host: str, tails: dict[int, str], memory: str) -> 
     worker_error = WorkerError(
         headline, rank=rank, host=host, kind=failed.type_name, traceback_text=text, others=others
     )
-    return _own_exception(failed, worker_error) or drawn_as(worker_error, str(worker_error))
+    own, problem = _own_exception(failed, worker_error)
+    if own is not None:
+        return own
+    if problem:
+        worker_error.others = (*worker_error.others, f"(a WorkerError in its stead: {problem})")
+    return drawn_as(worker_error, str(worker_error))
 
 
-def _own_exception(failed: Failed, worker_error: WorkerError) -> BaseException | None:
-    """The worker's exception in the kernel, None where it has to stay text."""
+def _without_module_list(text: str) -> str:
+    """What a crashed process wrote, without the long list of modules that ends Python's report of a crash."""
+    return "\n".join(line for line in text.splitlines() if not line.startswith("Extension modules: "))
+
+
+def _own_exception(failed: Failed, worker_error: WorkerError) -> tuple[BaseException | None, str]:
+    """The worker's exception in the kernel; or None where it has to stay text, and why."""
     if failed.error is None:
-        return None
+        return None, f"the {failed.type_name} itself can't be pickled"
     try:
         error = pickling.load_error(failed.error)
         if not isinstance(error, Exception):
-            return None  # SystemExit or KeyboardInterrupt of a worker must not end the notebook's kernel
+            return None, ""  # SystemExit or KeyboardInterrupt of a worker must not end the notebook's kernel
         str(error).encode()  # what is no text, or not UTF-8, no notebook can show
         original = error.__cause__
         error.add_note(f"[rank {worker_error.rank} on {worker_error.host}]")
         drawn_as(error, str(worker_error)).__cause__ = worker_error
     except Exception as problem:  # noqa: BLE001 - unpickling, and setting attributes, may run the user's code
-        worker_error.add_note(f"the exception itself can't be raised here: {type(problem).__name__}: {problem}")
-        return None
+        return None, f"the {failed.type_name} itself can't be raised here: {type(problem).__name__}: {problem}"
     worker_error.__cause__ = original
-    return error
+    return error, ""
 
 
 def drawn_as(error: BaseException, text: str) -> BaseException:

@@ -6,7 +6,7 @@ import dataclasses
 import os
 from typing import TYPE_CHECKING
 
-from notebook_launcher.core.config import snapshot
+from notebook_launcher.core.config import LaunchConfig, snapshot
 from notebook_launcher.core.errors import ConfigError
 from notebook_launcher.core.registry import unknown_name
 from notebook_launcher.core.strategies import STRATEGIES
@@ -15,7 +15,6 @@ from notebook_launcher.core.world import World
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from notebook_launcher.core.config import LaunchConfig
     from notebook_launcher.core.events import DeviceRow
 
 _ACCELERATORS = ("cuda", "xpu", "mps")  # in the order in which "auto" prefers them
@@ -56,7 +55,8 @@ def make_plan(
     visible = _visible(config, device, environment)
     num_local = _num_local(config, device, row, visible)
     _check_precision(config, device, row)
-    worlds = _worlds(config, device, num_local)
+    _check_strategy(config, num_local)
+    worlds = _worlds(config, device, num_local, {**environment, **config.env})
     added = dict(config.env)
     if config.device_ids is not None and device in _VISIBLE:
         # Indices count what the notebook sees, which the variable may have narrowed already.
@@ -150,7 +150,22 @@ def _check_precision(config: LaunchConfig, device: str, row: DeviceRow | None) -
         )
 
 
-def _worlds(config: LaunchConfig, device: str, num_local: int) -> tuple[World, ...]:
+def _check_strategy(config: LaunchConfig, num_local: int) -> None:
+    world_size = num_local * config.num_machines
+    if config.strategy == "single" and world_size > 1:
+        raise ConfigError(
+            f"strategy='single' with {world_size} processes would train {world_size} models apart. "
+            "Use num_processes=1, or strategy='ddp' to train one together."
+        )
+
+
+def _num_threads(environment: Mapping[str, str], num_local: int) -> int:
+    """What the user says, in the notebook or by ``env``; else the ranks share the cores."""
+    said = environment.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+    return int(said) if said.isdecimal() and int(said) > 0 else max(1, num_cores() // num_local)
+
+
+def _worlds(config: LaunchConfig, device: str, num_local: int, environment: Mapping[str, str]) -> tuple[World, ...]:
     return tuple(
         World(
             rank=config.machine_rank * num_local + local_rank,
@@ -166,7 +181,7 @@ def _worlds(config: LaunchConfig, device: str, num_local: int) -> tuple[World, .
             strategy=config.strategy,
             gradient_accumulation_steps=config.gradient_accumulation_steps,
             seed=config.seed,
-            num_threads=max(1, num_cores() // num_local),
+            num_threads=_num_threads(environment, num_local),
             launched=True,
         )
         for local_rank in range(num_local)
@@ -186,7 +201,12 @@ def _headline(config: LaunchConfig, device: str, world_size: int) -> str:
 
 
 def _notes(config: LaunchConfig) -> tuple[str, ...]:
-    told = [f"{name}{_shown(name, getattr(config, name))} from {source}" for name, source in config.sources.items()]
+    default = LaunchConfig()
+    told = [
+        f"{name}{_shown(name, getattr(config, name))} from {source}"
+        for name, source in config.sources.items()
+        if getattr(config, name) != getattr(default, name)
+    ]
     return (f"options: {', '.join(told)}",) if told else ()
 
 

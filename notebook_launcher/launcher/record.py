@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -38,13 +39,15 @@ class Record:
         self.memory = ""  # the machine's use when a process ended
         self._memory_used: collections.deque[tuple[float, int]] = collections.deque()
         self.num_ranks = num_ranks
-        self._began_s = time.monotonic()
+        self.began_s = time.monotonic()
+        self.shown = threading.Event()  # a sink is told of the run's opening before anything else
+        self.shown.set()
         self._ended_s: float | None = None
 
     @property
     def elapsed_s(self) -> float:
         """Seconds since the launch, until its end."""
-        return (self._ended_s if self._ended_s is not None else time.monotonic()) - self._began_s
+        return (self._ended_s if self._ended_s is not None else time.monotonic()) - self.began_s
 
     def started(self, rank: int, event: Started) -> None:
         """A rank's function began."""

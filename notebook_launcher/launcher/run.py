@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import math
 import os
+import socket
 import threading
 import time
 import weakref
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from notebook_launcher.core.config import LaunchConfig
+    from notebook_launcher.core.events import Finished
     from notebook_launcher.launcher.engines import Worker
     from notebook_launcher.launcher.record import Record
     from notebook_launcher.launcher.sinks import Sink
@@ -49,7 +52,7 @@ class Run:
         sinks: Sequence[Sink],
         start: Callable[[int], list[Worker]],
     ) -> None:
-        """Start the workers by ``start(attempt)``; ``launch`` is what users call."""
+        """Hold what is needed; ``begin`` starts the workers by ``start(attempt)``. ``launch`` is what users call."""
         self.name = name
         self.config = config
         self._record = record
@@ -57,21 +60,33 @@ class Run:
         self._start = start
         self._lock = threading.Lock()
         self._ended = threading.Event()
-        self._results: list[Any] | None = None
+        self._begun = threading.Event()
+        self._values: dict[int, Any] | None = None
         self._error: BaseException | None = None
         self._interrupted = False
-        self._supervisor = self._attempt(0)
+        self._supervisor: Supervisor | None = None  # None: no workers yet, or none could be started
         self._after: Callable[[], None] = lambda: None
         _history[:] = [reference for reference in _history if reference() is not None]
         _history.append(weakref.ref(self))
 
     def begin(self, after: Callable[[], None]) -> None:
-        """Begin to supervise, on a thread of its own; ``after`` is called there when the run has ended."""
+        """Start the workers and supervise them, on a thread of its own; ``after`` is called there at the end.
+
+        An interrupt can't come between the start of a worker and its supervision there: it reaches the main thread only.
+        Raises what starting raises.
+        """
         self._after = after
         _running.add(self)
         atexit.unregister(_end_all)
         atexit.register(_end_all)  # after, so that it runs before, the fork server's end was registered
         threading.Thread(target=self._supervise, name=f"notebook-launcher-run-{self.name}", daemon=True).start()
+        try:
+            self._begun.wait()
+        except KeyboardInterrupt:
+            self.kill()
+            raise
+        if self._supervisor is None and self._error is not None:
+            raise self._error
 
     # --- what a user asks -------------------------------------------------------------------------------------------
 
@@ -84,14 +99,26 @@ class Run:
     def results(self) -> list[Any]:
         """What each rank's function returned, by rank; waits for the end.
 
-        A rank that failed or was stopped has None; one whose value could not travel, a ``ResultError`` that says why.
-        Raises ``RunInterrupted`` when the notebook's Stop ended the wait.
+        A rank that was stopped has None; one whose value could not travel, a ``ResultError`` that says why. Raises the
+        worker's exception when a rank failed (``returned`` has what the others gave), and ``RunInterrupted`` when the
+        notebook's Stop ended this very wait.
         """
         if self._wait_for_end(None):
             raise RunInterrupted(self._record.summary)
-        if self._results is None:
-            self._results = [self._load(rank) for rank in range(self._record.num_ranks)]
-        return self._results
+        if self._error is not None:
+            raise self._error.with_traceback(None)
+        returned = self.returned
+        return [returned.get(rank) for rank in range(self._record.num_ranks)]
+
+    @property
+    def returned(self) -> dict[int, Any]:
+        """What the ranks that have returned gave, by rank; waits for the end, and does not raise when others failed."""
+        self._wait_for_end(None)
+        with self._lock:
+            if self._values is None:
+                finished, self._record.finished = self._record.finished, {}  # they hold descriptors and memory
+                self._values = {rank: _load(rank, finished[rank]) for rank in sorted(finished)}
+            return dict(self._values)
 
     @property
     def result(self) -> Any:
@@ -114,7 +141,12 @@ class Run:
         return [self._record.pids.get(rank) for rank in range(self._record.num_ranks)]
 
     def logs(self, rank: int = 0) -> str:
-        """What a rank has printed so far; of a long output, the last lines (``log_dir`` keeps all)."""
+        """What a rank has printed so far; of a long output, the last lines (``log_dir`` keeps all).
+
+        Raises ``IndexError`` for a rank that the run does not have.
+        """
+        if rank not in range(self._record.num_ranks):
+            raise IndexError(f"there is no rank {rank!r} in this run: its ranks are 0 to {self._record.num_ranks - 1}")
         return self._record.output.text(rank)
 
     def wait(self, timeout_s: float | None = None) -> Run:
@@ -125,7 +157,7 @@ class Run:
         """
         self._wait_for_end(timeout_s)
         if self._error is not None:
-            raise self._error
+            raise self._error.with_traceback(None)  # each wait's own, not those of earlier ones too
         if self._interrupted and not self._all_returned:
             raise RunInterrupted(self._record.summary)
         return self
@@ -146,30 +178,37 @@ class Run:
     # --- inside -----------------------------------------------------------------------------------------------------
 
     @property
-    def _state(self) -> RunState:
-        return self._supervisor.state
-
-    @property
     def _all_returned(self) -> bool:
-        return all(state.phase is Phase.RETURNED for state in self._state.ranks)
+        supervisor = self._supervisor
+        return supervisor is not None and all(one.phase is Phase.RETURNED for one in supervisor.state.ranks)
 
     def _request(self, what: str) -> None:
+        self._begun.wait(_GOODBYE_S)
         with self._lock:  # not while one attempt gives way to the next
-            self._supervisor.request(what)
+            if self._supervisor is not None:
+                self._supervisor.request(what)
 
     def _attempt(self, number: int) -> Supervisor:
         workers = self._start(number)
-        state = RunState(len(workers), stop_grace_s=self.config.stop_grace_s, timeout_s=self.config.timeout_s)
+        state = RunState(
+            len(workers),
+            began_s=self._record.began_s,
+            stop_grace_s=self.config.stop_grace_s,
+            timeout_s=self.config.timeout_s,
+        )
         return Supervisor(state, workers, self._record, self._sinks)
 
     def _supervise(self) -> None:
         try:
-            self._supervisor.supervise()
-            attempt = 1
-            while self._state.status == "failed" and attempt <= self.config.max_restarts and self._restart(attempt):
-                self._supervisor.supervise()
+            supervisor: Supervisor | None = self._attempt(0)
+            attempt = 0
+            while supervisor is not None:
+                self._supervisor = supervisor
+                self._begun.set()
+                supervisor.supervise()
                 attempt += 1
-            self._conclude()
+                last, supervisor = supervisor.state, self._restart(supervisor, attempt)
+            self._conclude(last)
         except BaseException as error:  # noqa: BLE001 - a fault of ours must reach the user, not end a thread in silence
             self._error = error
             whose = "failed" if isinstance(error, NotebookLauncherError) else "the launcher itself failed"
@@ -177,50 +216,57 @@ class Run:
         finally:
             _running.discard(self)
             self._ended.set()
+            self._begun.set()
             self._after()
 
-    def _restart(self, attempt: int) -> bool:
-        """Start the ranks once more, unless somebody has asked for the run's end meanwhile."""
+    def _restart(self, ended: Supervisor, attempt: int) -> Supervisor | None:
+        """Start the ranks once more if that is left to do, and nobody has asked for the run's end meanwhile."""
         with self._lock:
-            if self._supervisor.unheard:
-                return False
-            cause = self._state.cause or 0
-            self._record.begin_again(f"restart {attempt} of {self.config.max_restarts}: rank {cause} {self._why()}")
-            self._supervisor = self._attempt(attempt)
-        return True
+            wanted = ended.state.status == "failed" and attempt <= self.config.max_restarts
+            if not wanted or ended.state.asked_to_stop or ended.unheard:
+                return None
+            cause = ended.state.cause or 0
+            why = self._why(ended.state)
+            self._record.begin_again(f"restart {attempt} of {self.config.max_restarts}: rank {cause} {why}")
+            return self._attempt(attempt)
 
-    def _conclude(self) -> None:
-        state, record = self._state, self._record
+    def _conclude(self, state: RunState) -> None:
+        record = self._record
         if state.status == "failed":
             cause = state.cause or 0
             tails = {rank: record.output.text(rank)[-_TAIL_CHARACTERS:] for rank in range(record.num_ranks)}
             if cause in record.never_made:
                 self._error = outcome.never_made(cause, record.num_ranks, record.never_made[cause], tails[cause])
             else:
-                self._error = outcome.error_of(state, record.hosts.get(cause, ""), tails, record.memory)
+                host = record.hosts.get(cause) or socket.gethostname()
+                self._error = outcome.error_of(state, host, tails, record.memory)
         elif state.status == "timed out":
             self._error = outcome.timeout_error(state, self.config.timeout_s or 0.0)
-        self._end(state.status, self._summary())
+        if self._error is not None:
+            with contextlib.suppress(Exception):  # the user's own class may take no attributes
+                self._error.run = self  # type: ignore[attr-defined]
+        self._end(state.status, self._summary(state))
 
     def _end(self, status: str, summary: str) -> None:
         self._record.output.close()
         self._record.end(status, summary)
+        self._record.shown.wait(_GOODBYE_S)
         tell(self._sinks, self._record, lambda sink: sink.closed(self._record))
 
-    def _why(self) -> str:
+    def _why(self, state: RunState) -> str:
         """What became of the rank that failed first."""
-        cause = self._state.cause or 0
+        cause = state.cause or 0
         problem = self._record.never_made.get(cause)
         if problem is not None:
             return f"was never started: {problem.splitlines()[0]}"
-        return outcome.fate(self._state.ranks[cause], None)
+        return outcome.fate(state.ranks[cause], None)
 
-    def _summary(self) -> str:
-        state, took = self._state, f"{self._record.elapsed_s:.1f} s"
+    def _summary(self, state: RunState) -> str:
+        took = f"{self._record.elapsed_s:.1f} s"
         if state.status == "finished":
             return f"finished in {took}"
         if state.status == "failed":
-            return f"failed after {took}: rank {state.cause or 0} {self._why()}"
+            return f"failed after {took}: rank {state.cause or 0} {self._why(state)}"
         return f"{state.status} after {took}: {'; '.join(outcome.fates(state))}"
 
     def _wait_for_end(self, timeout_s: float | None) -> bool:
@@ -244,16 +290,14 @@ class Run:
         while not self._ended.is_set() and (left_s := deadline_s - time.monotonic()) > 0:
             self._ended.wait(min(_SLICE_S, left_s))
 
-    def _load(self, rank: int) -> Any:
-        finished = self._record.finished.get(rank)
-        if finished is None:
-            return None
-        if finished.result is None:
-            return ResultError(f"rank {rank}: {finished.problem}")
-        try:
-            return pickling.loads(finished.result)
-        except Exception as error:  # noqa: BLE001 - unpickling runs the user's code
-            return ResultError(f"rank {rank}: the result can't be made here: {type(error).__name__}: {error}")
+
+def _load(rank: int, finished: Finished) -> Any:
+    if finished.result is None:
+        return ResultError(f"rank {rank}: {finished.problem}")
+    try:
+        return pickling.loads(finished.result)
+    except Exception as error:  # noqa: BLE001 - unpickling runs the user's code
+        return ResultError(f"rank {rank}: the result can't be made here: {type(error).__name__}: {error}")
 
 
 _running: set[Run] = set()  # a run that nobody holds goes on all the same
@@ -269,4 +313,5 @@ def _end_all() -> None:
         run._ended.wait(max(0.0, deadline_s - time.monotonic()))  # noqa: SLF001 - the same module
 
 
-os.register_at_fork(after_in_child=_running.clear)  # they are the kernel's, not those of a process that it forked
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_running.clear)  # they are the kernel's, not those of a process that it forked

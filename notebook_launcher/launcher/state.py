@@ -63,6 +63,7 @@ class RankState:
     where: Where | None = None
     heard: bool = False
     asked_again: bool = False
+    released: bool = False
     sent: Act | None = None  # the hardest step of the ladder that it was sent
     ended_s: float = 0.0
 
@@ -75,26 +76,30 @@ class RankState:
 class RunState:
     """One run: a state for each rank, and the ladder once it is being stopped."""
 
-    def __init__(self, num_ranks: int, *, stop_grace_s: float = 5.0, timeout_s: float | None = None) -> None:
-        """``stop_grace_s``: how long a rank that heard the interrupt may go on; ``timeout_s``: of the whole run."""
+    def __init__(
+        self, num_ranks: int, *, began_s: float = 0.0, stop_grace_s: float = 5.0, timeout_s: float | None = None
+    ) -> None:
+        """``stop_grace_s``: how long a rank that heard the interrupt may go on.
+
+        ``timeout_s`` is the limit of the whole run, counted from ``began_s``: a rank that never starts is late, too.
+        """
         self.ranks = [RankState() for _ in range(num_ranks)]
         self.reason = ""  # why it is being stopped: "failure", "stop", "timeout"; "" while it is not
         self.cause: int | None = None  # the rank whose failure came first
         self._grace_s = stop_grace_s
         self._timeout_s = timeout_s
-        self._began_s: float | None = None
+        self.asked_to_stop = False  # by somebody, whatever else made it stop: then it is not started again
+        self._began_s = began_s
         self._stopping_s = 0.0  # when the ladder began
         self._left_s: float | None = None  # when the ranks were let go
-        self._released = False
 
     # --- what happened ----------------------------------------------------------------------------------------------
 
-    def started(self, rank: int, now_s: float) -> list[Action]:
+    def started(self, rank: int) -> list[Action]:
         """The rank's function began."""
         state = self.ranks[rank]
         if state.phase is Phase.STARTING:
             state.phase = Phase.RUNNING
-        self._began_s = self._began_s if self._began_s is not None else now_s
         return []
 
     def heard(self, rank: int) -> None:
@@ -126,12 +131,14 @@ class RunState:
 
     def stop(self, now_s: float, reason: str = "stop") -> list[Action]:
         """Begin the ladder; when it has begun already, jump to its end."""
+        self.asked_to_stop = self.asked_to_stop or reason == "stop"
         if self.reason == "":
             return self._begin_ladder(reason, now_s)
         return self.kill(now_s)
 
     def kill(self, now_s: float) -> list[Action]:
         """End every process now."""
+        self.asked_to_stop = True
         if self.reason == "":
             self.reason, self._stopping_s = "stop", now_s
         return [self._step(rank, Act.KILL) for rank, state in enumerate(self.ranks) if not state.exited]
@@ -142,7 +149,7 @@ class RunState:
             return self._let_go(now_s)
         if self.reason:
             return self._climb(now_s)
-        if self._timeout_s is not None and self._began_s is not None and now_s - self._began_s > self._timeout_s:
+        if self._timeout_s is not None and now_s - self._began_s > self._timeout_s:
             return self.stop(now_s, "timeout")
         return self._release(now_s)
 
@@ -175,7 +182,8 @@ class RunState:
     def _end(self, rank: int, phase: Phase, now_s: float) -> list[Action]:
         state = self.ranks[rank]
         state.phase, state.ended_s = phase, now_s
-        if phase is not Phase.RETURNED and self.reason in ("", "failure"):
+        # Whom the ladder has reached ends by it, and explains nothing.
+        if phase is not Phase.RETURNED and self.reason in ("", "failure") and state.sent is None:
             first = self.reason == ""
             if first or now_s - self._stopping_s <= SETTLE_S:
                 self._weigh(rank)
@@ -243,13 +251,13 @@ class RunState:
         return cause is not None and cause.peer_lost
 
     def _release(self, now_s: float) -> list[Action]:
-        finished = [rank for rank, state in enumerate(self.ranks) if state.ended and not state.exited]
-        if self._released or not finished:
-            return []
-        if now_s - max(self.ranks[rank].ended_s for rank in finished) < RELEASE_S:
-            return []
-        self._released = True
-        return [Action(Act.RELEASE, rank) for rank in finished]
+        """Let ranks that finished some time ago close their connections, while others go on."""
+        actions = []
+        for rank, state in enumerate(self.ranks):
+            if state.ended and not state.exited and not state.released and now_s - state.ended_s >= RELEASE_S:
+                state.released = True
+                actions.append(Action(Act.RELEASE, rank))
+        return actions
 
 
 def signal_of(act: Act) -> int:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _PAINT_S = 0.1  # a sink is told of changes at most this often
 _IDLE_S = 0.25  # the longest wait; deadlines of seconds need no finer clock
+_OPENING_S = 5.0  # the longest wait for sinks to open
 _LADDER_S = 0.05  # the wait while a ladder is being climbed
 _READ_BYTES = 1 << 20  # more than a pipe holds, so one read takes all that is there
 _MAX_EVENTS = 200  # of one rank at a time: one that never stops reporting must not keep us from the others
@@ -107,7 +108,7 @@ class Supervisor:
         if self._unread:
             return 0.0
         wait_s = _LADDER_S if self.state.reason else _IDLE_S
-        if self._record.changed:
+        if self._record.changed and self._record.shown.is_set():
             wait_s = min(wait_s, max(0.0, self._next_paint_s - time.monotonic()))
         return wait_s
 
@@ -188,7 +189,7 @@ class Supervisor:
     def _started(self, rank: int, event: events.Started) -> list[Action]:
         self._record.started(rank, event)
         self._record.note(self._workers[rank].notes)
-        return self.state.started(rank, time.monotonic())
+        return self.state.started(rank)
 
     def _output(self, rank: int, stream: str, data: bytes) -> list[Action]:
         self._record.output.feed(rank, stream, data)
@@ -196,6 +197,7 @@ class Supervisor:
         return []
 
     def _display(self, rank: int, event: events.Display) -> list[Action]:
+        self._record.shown.wait(_OPENING_S)
         tell(self._sinks, self._record, lambda sink: sink.displayed(rank, event))
         return []
 
@@ -252,7 +254,7 @@ class Supervisor:
     def _paint(self) -> None:
         self._record.status = self.state.status
         now_s = time.monotonic()
-        if self._record.changed and now_s >= self._next_paint_s:
+        if self._record.changed and now_s >= self._next_paint_s and self._record.shown.is_set():
             self._record.changed = False
             self._next_paint_s = now_s + _PAINT_S
             tell(self._sinks, self._record, lambda sink: sink.changed(self._record))

@@ -132,12 +132,13 @@ def shutdown() -> None:
 
 
 def _server(preload: tuple[str, ...] | None) -> ForkServer:
-    """The server that has loaded just ``preload``, or where that is None, the one that is there."""
+    """A server that has loaded ``preload`` at least, or where that is None, the one that is there."""
     environment = config.snapshot()
     settings = sorted((name, value) for name, value in environment.items() if name.startswith(_READ_AT_LOAD))
     with _warm.lock:
         current = _warm.server
-        if current is not None and current.alive and _warm.settings == settings and preload in (None, current.wanted):
+        fits = current is not None and (preload is None or set(preload) <= set(current.wanted))
+        if current is not None and fits and current.alive and _warm.settings == settings:
             return current
         _retire()
         _warm.server, _warm.settings = ForkServer(_PRELOAD, preload or ()), settings
@@ -205,5 +206,6 @@ def _forget() -> None:
     _warm = _Warm()
 
 
-os.register_at_fork(after_in_child=_forget)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)
 atexit.register(shutdown)

@@ -37,6 +37,7 @@ class Server:
         self._channel = channel
         self._main_thread = threading.get_ident()
         self._interrupted = threading.Event()
+        self._sending = self._late = False
         self._may_leave = threading.Event()
 
     def run(self, command: events.Run) -> int:
@@ -63,7 +64,7 @@ class Server:
     def _prepare(self, command: events.Run) -> None:
         given = pickle.loads(unpack(command.surroundings)[0])
         surroundings.put_on(given, command.world)
-        events.install(self._channel.send)
+        events.install(self._report)
         rendezvous.lead_to(command.world)
         if command.store is not None:
             rendezvous.serve_when_asked(command.world, command.store.detach())
@@ -72,7 +73,7 @@ class Server:
         surroundings.use_device(command.world)
         task = pickling.loads(command.payload, device="cpu" if command.world.device == "cpu" else None)
         pickling.by_value_in_children()
-        self._channel.send(events.Started(os.getpid(), socket.gethostname(), time.monotonic_ns()))
+        self._report(events.Started(os.getpid(), socket.gethostname(), time.monotonic_ns()))
         try:
             return task()
         finally:
@@ -86,9 +87,26 @@ class Server:
             text = f"the result, a {type(result).__qualname__}, can't be pickled: {type(error).__name__}: {error}"
             return events.Finished(None, text)
 
-    def _hear(self, _signal: int, _frame: FrameType | None) -> NoReturn:
+    def _report(self, event: events.Event) -> None:
+        """Send an event. An interrupt waits until the message is whole: half of one spoils the channel."""
+        if threading.get_ident() != self._main_thread:
+            self._channel.send(event)
+            return
+        self._sending = True
+        try:
+            self._channel.send(event)
+        finally:
+            self._sending = False
+        if self._late:
+            self._late = False
+            raise KeyboardInterrupt
+
+    def _hear(self, _signal: int, _frame: FrameType | None) -> None:
         self._interrupted.set()  # only a flag: the channel's lock may be held by the very code that was interrupted
-        raise KeyboardInterrupt
+        if self._sending:
+            self._late = True
+        else:
+            raise KeyboardInterrupt
 
     def _listen(self) -> None:
         told = False

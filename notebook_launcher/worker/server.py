@@ -142,8 +142,11 @@ class _Server:
 
     def _reap(self) -> None:
         for pid in list(self._status):
-            done, status = os.waitpid(pid, os.WNOHANG)
-            if done:
+            if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
+                # First what it left running in its group: once it is reaped, its number may be a stranger's.
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(pid, signal.SIGKILL)
+                _, status = os.waitpid(pid, 0)
                 pipe = self._status.pop(pid)
                 with contextlib.suppress(OSError):
                     os.write(pipe.fileno(), STATUS.pack(os.waitstatus_to_exitcode(status)))
@@ -156,7 +159,8 @@ class _Server:
                 pid = os.fork()
             except OSError as error:
                 # Its status ends without a pid, so the kernel knows that it never was; the reason goes with its output.
-                os.write(request.stderr.fileno(), f"a process can't be forked: {error}\n".encode())
+                with contextlib.suppress(OSError):
+                    os.write(request.stderr.fileno(), f"a process can't be forked: {error}\n".encode())
                 return
         if pid == 0:
             self._become_worker(request)

@@ -19,8 +19,10 @@ def put_on(given: Surroundings, world: World) -> None:
     """Replace environment, directory, path and arguments by ``given``; then say who this rank is."""
     restore_environment({**given.environment, **world.environment()})
     if world.num_machines == 1:
-        # Nothing may listen where another machine could connect; gloo would take the host name's interface.
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
+        # Nothing may listen where another machine could connect; gloo and NCCL would take another interface.
+        loopback = "lo0" if sys.platform == "darwin" else "lo"
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", loopback)
     os.environ["PYTHONUNBUFFERED"] = "1"  # what the function starts itself is heard as it comes, too
     os.chdir(given.directory)
     sys.path[:] = given.path

@@ -124,7 +124,7 @@ def test_a_rank_that_waits_in_a_collective_is_named_with_its_line():
     with pytest.raises(LookupError, match="shard 7") as caught:
         cpu(cell(source), num_processes=2)
     (fate,) = caught.value.__cause__.others
-    assert fate.startswith("rank 0: was in all_reduce (line 9 of reduce")
+    assert fate.startswith("rank 0: was in all_reduce (line 8 of reduce")
 
 
 def test_what_a_rank_leaves_writing_for_ever_does_not_hold_the_run():

@@ -17,7 +17,7 @@ from notebook_launcher.worker import failure
 def state(num_ranks=2):
     made = RunState(num_ranks)
     for rank in range(num_ranks):
-        made.started(rank, 0.0)
+        made.started(rank)
     return made
 
 
@@ -135,7 +135,9 @@ def test_an_error_whose_class_is_not_here_any_more(monkeypatch):
     monkeypatch.setattr(outcome.pickling, "load_error", lambda _: 1 / 0)
     told = outcome.error_of(made, "h", {}, "")
     assert type(told) is WorkerError
-    assert told.__notes__ == ["the exception itself can't be raised here: ZeroDivisionError: division by zero"]
+    assert told.others == (
+        "(a WorkerError in its stead: the CustomError itself can't be raised here: ZeroDivisionError: division by zero)",
+    )
 
 
 def test_a_run_that_timed_out_says_where_each_rank_was():
@@ -190,7 +192,7 @@ def test_a_death_raises_a_worker_error_with_the_last_output():
     error = outcome.error_of(made, "node7", {0: "not this", 1: "Fatal Python error\n"}, "")
     assert type(error) is WorkerError
     assert (error.rank, error.kind, error.traceback_text) == (1, "SIGSEGV", "Fatal Python error")
-    assert error.message.startswith("rank 1 of 2 died: its process was ended by SIGSEGV")
+    assert error.message.startswith("rank 1 of 2 died: it was ended by SIGSEGV")
 
 
 # --- fates ------------------------------------------------------------------------------------------------------------

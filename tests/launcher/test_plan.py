@@ -204,10 +204,24 @@ def test_bf16_on_gpus_that_lack_it():
 
 def test_every_strategy_in_the_table_is_accepted_and_others_get_the_nearest_name():
     for name in STRATEGIES.names:
-        assert plan(*LAPTOP, strategy=name).worlds[0].strategy == name
+        assert plan(*LAPTOP, strategy=name, num_processes=1).worlds[0].strategy == name
     text = refusal(*LAPTOP, strategy="ddb")
     assert "strategy 'ddb' is not known" in text
     assert "Did you mean 'ddp'?" in text
+
+
+def test_one_process_is_what_single_takes():
+    text = refusal(*LAPTOP, strategy="single", num_processes=3)
+    assert "strategy='single' with 3 processes would train 3 models apart" in text
+    assert "'ddp'" in text
+
+
+def test_the_ranks_share_the_cores_unless_the_user_says_how_many_threads():
+    cores = num_cores()
+    assert plan(*LAPTOP, num_processes=2).worlds[0].num_threads == max(1, cores // 2)
+    assert plan(*LAPTOP, num_processes=2, env={"OMP_NUM_THREADS": "7"}).worlds[0].num_threads == 7
+    assert plan(*LAPTOP, num_processes=2, environment={"OMP_NUM_THREADS": "5"}).worlds[0].num_threads == 5
+    assert plan(*LAPTOP, num_processes=2, environment={"OMP_NUM_THREADS": "many"}).worlds[0].num_threads >= 1
 
 
 def test_a_strategys_name_is_checked_before_the_devices_are_looked_at():

@@ -41,7 +41,7 @@ def test_results_come_by_rank():
     assert run.wait(LIMIT_S) is run
     assert run.results == ["a", "b"]
     assert run.result == "a"
-    assert run.results is run.results  # loaded once: two looks see one object
+    assert run.returned == {0: "a", 1: "b"}
     assert run.status == "finished"
     assert run.error is None
     assert repr(run).startswith("<Run fake: 2 fakes: finished in ")
@@ -85,11 +85,15 @@ def test_a_failed_run_raises_and_keeps_the_other_results():
     assert isinstance(caught.value.__cause__, WorkerError)
     assert caught.value.__cause__.host == "host"
     assert run.error is caught.value
-    assert run.results == [None, "kept"]
+    with pytest.raises(KeyError, match="missing"):
+        _ = run.results
+    assert run.returned == {1: "kept"}
+    assert run.error.run is run
     assert run.status == "failed"
     assert "rank 0 raised KeyError: 'missing'" in repr(run)
-    with pytest.raises(KeyError):
+    with pytest.raises(KeyError) as again:
         run.wait()
+    assert len(again.traceback) <= 2  # its own frames, not those of earlier waits too
 
 
 def test_a_rank_that_never_was_raises_an_engine_error():
@@ -281,7 +285,7 @@ def test_an_earlier_attempts_results_do_not_count():
     run = run_of(first, second, max_restarts=1)
     with pytest.raises(OSError, match="b"):
         run.wait(LIMIT_S)
-    assert run.results == [None, "new"]
+    assert run.returned == {1: "new"}
 
 
 def test_no_more_restarts_than_asked_for():
@@ -313,9 +317,74 @@ def test_a_stop_between_two_attempts_is_not_lost():
     """The first attempt's end and the stop cross: what was asked of the one that is over holds for the next."""
     first = FakeRank().starts().raises(OSError("first")).exits()
     run = Run("fake", LaunchConfig(max_restarts=1), record(1), [], lambda _: [first.worker])
-    run._supervisor.supervise()
+    ended = run._supervisor = run._attempt(0)
+    run._begun.set()
+    ended.supervise()
     run.stop()
-    assert run._restart(1) is False
+    assert run._restart(ended, 1) is None
+
+
+@pytest.mark.parametrize("ask", [Run.stop, Run.kill])
+def test_a_stop_of_a_failing_attempt_starts_no_other(ask):
+    failing, other = FakeRank(0).starts().raises(OSError("first")), FakeRank(1).starts()
+    other.on_signal = {signal.SIGINT: lambda: None, signal.SIGTERM: lambda: None}
+    run = run_of([failing, other], [], max_restarts=3)
+    until(lambda: run._supervisor.state.reason == "failure")
+    ask(run)
+    until(lambda: signal.SIGKILL in other.signals)
+    failing.exits()
+    with pytest.raises(OSError, match="first"):
+        run.wait(LIMIT_S)
+    assert run.returned == {}
+
+
+def test_results_are_loaded_once_and_their_messages_let_go():
+    run = run_of([finished(FakeRank(), ["one object"])])
+    assert run.results[0] is run.results[0]
+    assert run._record.finished == {}
+
+
+def test_a_rank_that_the_run_does_not_have():
+    run = run_of([finished(FakeRank(), 1)])
+    with pytest.raises(IndexError, match="there is no rank 5 in this run: its ranks are 0 to 0"):
+        run.logs(5)
+    run.wait(LIMIT_S)
+
+
+def test_what_starting_raises_is_raised_at_once():
+    def start(_):
+        raise EngineError("no process")
+
+    run = Run("fake", LaunchConfig(), record(1), [], start)
+    with pytest.raises(EngineError, match="no process"):
+        run.begin(lambda: None)
+    assert run.status == "failed"
+
+
+def test_an_interrupt_while_the_workers_start_ends_them():
+    """The start goes on in its thread; what it started is ended, and the interrupt is the caller's."""
+    rank, going, go_on = FakeRank(), threading.Event(), threading.Event()
+
+    def start(_):
+        going.set()
+        assert go_on.wait(LIMIT_S)
+        return [rank.worker]
+
+    def interrupt():
+        assert going.wait(LIMIT_S)
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+    def kill():
+        go_on.set()  # only now, so that the interrupt has come while the start went on
+        Run.kill(run)
+
+    run = Run("fake", LaunchConfig(), record(1), [], start)
+    run.kill = kill
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(KeyboardInterrupt):
+        run.begin(lambda: None)
+    until(lambda: signal.SIGKILL in rank.signals)
+    assert run.wait(LIMIT_S).status == "stopped"
 
 
 def test_a_fault_of_the_launcher_itself_ends_the_run_and_is_raised(monkeypatch):

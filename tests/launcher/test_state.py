@@ -30,7 +30,7 @@ def failed(time_ns=0, name="ValueError", *, peer_lost=False):
 def running(num_ranks, **options):
     state = RunState(num_ranks, **options)
     for rank in range(num_ranks):
-        assert state.started(rank, 0.0) == []
+        assert state.started(rank) == []
     return state
 
 
@@ -41,9 +41,9 @@ def acts(actions):
 def test_a_run_starts_runs_and_finishes():
     state = RunState(2)
     assert state.status == "starting"
-    state.started(0, 0.0)
+    state.started(0)
     assert state.status == "running"
-    state.started(1, 0.1)
+    state.started(1)
     assert state.returned(0, 1.0) == []
     assert acts(state.returned(1, 2.0)) == [(Act.LEAVE, 0), (Act.LEAVE, 1)]
     assert not state.done
@@ -198,10 +198,11 @@ def test_a_run_that_goes_on_for_too_long_is_stopped():
 def test_finished_ranks_release_their_connections_while_others_go_on():
     state = running(3)
     state.returned(0, 1.0)
-    state.returned(1, 2.0)
-    assert state.tick(2.0 + RELEASE_S - 0.1) == []
-    assert acts(state.tick(2.0 + RELEASE_S)) == [(Act.RELEASE, 0), (Act.RELEASE, 1)]
-    assert state.tick(20.0) == []  # once
+    state.returned(1, 3.0)
+    assert state.tick(1.0 + RELEASE_S - 0.1) == []
+    assert acts(state.tick(1.0 + RELEASE_S)) == [(Act.RELEASE, 0)]
+    assert acts(state.tick(3.0 + RELEASE_S)) == [(Act.RELEASE, 1)]
+    assert state.tick(20.0) == []  # each once
 
 
 def test_a_lost_peers_only_error_waits_for_what_may_explain_it():
@@ -209,6 +210,38 @@ def test_a_lost_peers_only_error_waits_for_what_may_explain_it():
     state.raised(0, failed(peer_lost=True), 1.0)
     assert state.tick(1.0 + SETTLE_S / 2) == []
     assert acts(state.tick(1.0 + SETTLE_S)) == [(Act.LEAVE, 0)]
+
+
+def test_the_time_limit_counts_from_the_launch_also_for_a_rank_that_never_starts():
+    state = RunState(1, began_s=100.0, timeout_s=5.0)
+    assert state.tick(105.0) == []
+    assert acts(state.tick(105.1)) == [(Act.ASK_WHERE, 0)]
+    state.exited(0, None, 106.0)
+    assert state.status == "timed out"
+
+
+@pytest.mark.parametrize("ask", [RunState.stop, RunState.kill])
+def test_a_stop_during_a_failure_is_remembered(ask):
+    state = running(1)
+    state.raised(0, failed(), 1.0)
+    assert not state.asked_to_stop
+    ask(state, 1.1)
+    state.exited(0, 0, 1.2)
+    assert (state.status, state.asked_to_stop) == ("failed", True)
+
+
+def test_whom_a_kill_ends_is_not_the_cause():
+    state = running(2)
+    state.raised(0, failed(), 1.0)
+    state.kill(1.05)
+    state.exited(1, -signal.SIGKILL, 1.1)
+    assert state.cause == 0
+
+
+def test_a_time_limit_is_nobodys_wish():
+    state = running(1, timeout_s=1.0)
+    state.tick(2.0)
+    assert not state.asked_to_stop
 
 
 def test_where_a_rank_was_counts_until_it_is_interrupted():

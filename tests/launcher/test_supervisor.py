@@ -160,9 +160,11 @@ def test_a_rank_that_never_stops_reporting_does_not_keep_others_unheard():
         return events.Metric({}, None, 0.0)
 
     one.worker.channel.receive = always
+    run.begin()
     two.returns().exits()
+    until(lambda: 1 in run.record.finished)
     one.returns().exits()
-    run.supervise()
+    run.end()
     assert run.state.status == "finished"
     assert next(num_reports) < 10_000
 

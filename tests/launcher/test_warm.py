@@ -152,7 +152,9 @@ def test_another_preload_needs_another_server_and_a_look_at_devices_does_not(ker
     assert first.wanted == ("json",)
     warm._server(None)
     assert kernel.server is first
-    release(*warm.take(1))
+    release(*warm.take(1))  # what needs nothing is content with more
+    assert kernel.server is first
+    release(*warm.take(1, preload=["csv"]))
     assert kernel.server is not first
 
 

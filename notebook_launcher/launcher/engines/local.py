@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import signal
 import sys
 import threading
 import traceback
@@ -66,6 +67,9 @@ def _fork_kernel() -> LocalWorker:
 
 def _reap(pid: int, status: int) -> None:
     try:
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(pid, signal.SIGKILL)  # what it left running, while its number is still its own
         _, raw = os.waitpid(pid, 0)
         os.write(status, STATUS.pack(os.waitstatus_to_exitcode(raw)))
     except (ChildProcessError, BrokenPipeError):
