@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from notebook_launcher.core.config import LaunchConfig, snapshot
 from notebook_launcher.core.errors import ConfigError
+from notebook_launcher.core.precisions import refusals
 from notebook_launcher.core.registry import unknown_name
 from notebook_launcher.core.strategies import STRATEGIES
 from notebook_launcher.core.world import World
@@ -139,7 +140,7 @@ def _num_on_cpu(config: LaunchConfig) -> int:
 
 def _check_precision(config: LaunchConfig, device: str, row: DeviceRow | None) -> None:
     wanted = config.mixed_precision or "no"
-    known = row.precisions if row is not None else {}
+    known = row.precisions if row is not None else refusals(device)
     reason = known.get(wanted, "")
     if reason:
         chosen = "asked for" if config.device == device else f"chosen by device={config.device!r}"

@@ -72,7 +72,7 @@ class Run:
     def begin(self, after: Callable[[], None]) -> None:
         """Start the workers and supervise them, on a thread of its own; ``after`` is called there at the end.
 
-        An interrupt can't come between the start of a worker and its supervision there: it reaches the main thread only.
+        An interrupt reaches the main thread only, so none comes between a worker's start and its supervision there.
         Raises what starting raises.
         """
         self._after = after

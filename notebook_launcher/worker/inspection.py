@@ -5,11 +5,13 @@ from __future__ import annotations
 import linecache
 import os
 import pathlib
+import platform
 import sys
 import traceback
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.core.events import DeviceRow, Where
+from notebook_launcher.core.precisions import PRECISIONS, DeviceFacts, refusals
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -61,9 +63,8 @@ def devices() -> tuple[DeviceRow, ...]:
     import torch
 
     cores = _num_cores()
-    precisions = {"no": "", "bf16": "", "fp16": "a CPU emulates it, slower and less exact than bf16"}
-    rows = [_cuda(torch), _mps(torch), _xpu(torch), DeviceRow("cpu", cores, (f"{cores} cores",), precisions=precisions)]
-    return tuple(rows)
+    cpu = DeviceRow("cpu", cores, (f"{cores} cores",), precisions=refusals("cpu"))
+    return _cuda(torch), _mps(torch), _xpu(torch), cpu
 
 
 def _num_cores() -> int:
@@ -79,14 +80,9 @@ def _cuda(torch: Any) -> DeviceRow:
         reason = "torch sees no CUDA device: the driver is missing, or CUDA_VISIBLE_DEVICES hides them"
         return DeviceRow("cuda", 0, reason=reason)
     found = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
-    bf16 = "" if torch.cuda.is_bf16_supported(including_emulation=False) else "this GPU has no bf16 units; use fp16"
-    return DeviceRow(
-        "cuda",
-        len(found),
-        tuple(one.name for one in found),
-        tuple(one.total_memory for one in found),
-        {"no": "", "fp16": "", "bf16": bf16},
-    )
+    is_rocm = getattr(torch.version, "hip", None) is not None
+    facts = [DeviceFacts(name=one.name, capability=(one.major, one.minor), is_rocm=is_rocm) for one in found]
+    return _several("cuda", found, facts)
 
 
 def _mps(torch: Any) -> DeviceRow:
@@ -94,12 +90,29 @@ def _mps(torch: Any) -> DeviceRow:
         return DeviceRow("mps", 0, reason=f"this build of torch ({torch.__version__}) has no MPS")
     if not torch.backends.mps.is_available():
         return DeviceRow("mps", 0, reason="this Mac or its macOS has no MPS device")
-    return DeviceRow("mps", 1, ("Apple GPU",), precisions={"no": "", "fp16": "", "bf16": ""})
+    facts = DeviceFacts(macos=_version(platform.mac_ver()[0]), torch=_version(torch.__version__))
+    return DeviceRow("mps", 1, ("Apple GPU",), precisions=refusals("mps", facts))
 
 
 def _xpu(torch: Any) -> DeviceRow:
     if not hasattr(torch, "xpu") or not torch.xpu.is_available():
         return DeviceRow("xpu", 0, reason="torch sees no Intel GPU")
     found = [torch.xpu.get_device_properties(index) for index in range(torch.xpu.device_count())]
+    facts = [
+        DeviceFacts(name=one.name, has_native_bf16=getattr(one, "has_bfloat16_conversions", None)) for one in found
+    ]
+    return _several("xpu", found, facts)
+
+
+def _several(kind: str, found: list[Any], facts: list[DeviceFacts]) -> DeviceRow:
+    """A row for several devices: what one of them can't do, a run on all of them can't."""
+    each = [refusals(kind, one) for one in facts]
+    together = {name: next((one[name] for one in each if one[name]), "") for name in PRECISIONS}
     names, memory = tuple(one.name for one in found), tuple(one.total_memory for one in found)
-    return DeviceRow("xpu", len(found), names, memory, {"no": "", "fp16": "", "bf16": ""})
+    return DeviceRow(kind, len(found), names, memory, together)
+
+
+def _version(text: str) -> tuple[int, int] | None:
+    """Major and minor of a version such as "14.5" or "2.13.0+cpu"; None for "", macOS's version elsewhere."""
+    major, *rest = text.split(".")
+    return (int(major), int(rest[0]) if rest else 0) if major else None

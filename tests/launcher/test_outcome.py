@@ -136,7 +136,10 @@ def test_an_error_whose_class_is_not_here_any_more(monkeypatch):
     told = outcome.error_of(made, "h", {}, "")
     assert type(told) is WorkerError
     assert told.others == (
-        "(a WorkerError in its stead: the CustomError itself can't be raised here: ZeroDivisionError: division by zero)",
+        (
+            "(a WorkerError in its stead: the CustomError itself can't be raised here: "
+            "ZeroDivisionError: division by zero)"
+        ),
     )
 
 

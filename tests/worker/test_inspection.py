@@ -8,6 +8,7 @@ import types
 import pytest
 from real_rank import LIMIT_S
 
+from notebook_launcher.core.precisions import DeviceFacts
 from notebook_launcher.worker import inspection
 
 
@@ -91,10 +92,11 @@ def test_whose_a_file_is(name, is_user):
 # --- devices ----------------------------------------------------------------------------------------------------------
 
 
-def _torch(*, cuda=(), bf16=True, built=True, hip=None, mps=(False, False), xpu=()):
+def _torch(*, cuda=(), capability=(9, 0), built=True, hip=None, mps=(False, False), xpu=()):
     """As much of torch as is asked: GPUs are (name, bytes)."""
+    major, minor = capability
     properties = {
-        kind: [types.SimpleNamespace(name=name, total_memory=size) for name, size in found]
+        kind: [types.SimpleNamespace(name=name, total_memory=size, major=major, minor=minor) for name, size in found]
         for kind, found in {"cuda": cuda, "xpu": xpu}.items()
     }
 
@@ -111,7 +113,7 @@ def _torch(*, cuda=(), bf16=True, built=True, hip=None, mps=(False, False), xpu=
     return types.SimpleNamespace(
         __version__="9.9",
         version=types.SimpleNamespace(hip=hip),
-        cuda=surface("cuda", is_bf16_supported=lambda *, including_emulation: bf16 or including_emulation),
+        cuda=surface("cuda"),
         xpu=surface("xpu"),
         backends=types.SimpleNamespace(
             cuda=types.SimpleNamespace(is_built=lambda: built),
@@ -133,9 +135,15 @@ def test_gpus_with_names_memory_and_precisions():
 
 
 def test_gpus_that_only_emulate_bf16():
-    row = inspection._cuda(_torch(cuda=[("T4", 16 << 30)], bf16=False))
-    assert "no bf16" in row.precisions["bf16"]
+    row = inspection._cuda(_torch(cuda=[("T4", 16 << 30)], capability=(7, 5)))
+    assert "T4 has no bf16 units" in row.precisions["bf16"]
     assert row.precisions["fp16"] == ""
+
+
+def test_what_one_of_several_devices_cannot_do_a_run_on_all_cannot():
+    facts = [DeviceFacts(name="A100", capability=(8, 0)), DeviceFacts(name="T4", capability=(7, 5))]
+    found = [types.SimpleNamespace(name=one.name, total_memory=1) for one in facts]
+    assert "T4 has no bf16 units" in inspection._several("cuda", found, facts).precisions["bf16"]
 
 
 def test_no_cuda_says_why():
