@@ -120,6 +120,7 @@ def record(num_ranks):
 def run_of(*attempts, sinks=(), after=lambda: None, **options):
     """A run that has begun: its first attempt is of the ranks ``attempts[0]``, a restart of ``attempts[1]``."""
     kept = record(len(attempts[0]))
-    run = Run("fake", LaunchConfig(**options), kept, sinks, lambda number: [rank.worker for rank in attempts[number]])
+    left = iter(attempts)
+    run = Run("fake", LaunchConfig(**options), kept, sinks, lambda _: [rank.worker for rank in next(left)])
     run.begin(after)
     return run

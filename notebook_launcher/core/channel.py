@@ -41,6 +41,9 @@ class Channel(Protocol):
     def close(self) -> None:
         """Hang up; harmless when repeated."""
 
+    def abandon(self) -> None:
+        """Drop this process's hold of the line without hanging up: after a fork it is the other process's."""
+
 
 class _Pickler(pickle.Pickler):
     """Collects the file descriptors of a message, which travel beside its bytes."""
@@ -208,3 +211,6 @@ class MemoryChannel:
             with inbox.changed:
                 inbox.closed = True
                 inbox.changed.notify_all()
+
+    def abandon(self) -> None:
+        """Do nothing: a line within one process has no other holder."""

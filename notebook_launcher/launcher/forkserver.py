@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -82,6 +84,15 @@ class LocalWorker:
             with contextlib.suppress(OSError):
                 self._process = os.pidfd_open(self.pid)
         return self.exit_code is not None or self.orphaned
+
+    @property
+    def gone(self) -> bool:
+        """Whether its process has ended, also where its server does not know it yet."""
+        if self._process < 0:
+            return self.read_status()
+        poller = select.poll()
+        poller.register(self._process, select.POLLIN)  # a pidfd can be read once the process has ended
+        return bool(poller.poll(0)) or self.read_status()
 
     @property
     def closed(self) -> bool:
@@ -167,7 +178,7 @@ class ForkServer:
         self._watcher.start()
 
     def _start(self, theirs: SocketChannel) -> subprocess.Popen[bytes]:
-        number = theirs.fileno()
+        number = fcntl.fcntl(theirs.fileno(), fcntl.F_DUPFD, 3)  # 0 to 2 become the server's streams
         # The path goes without "": a random.py beside the notebook must not become the server's.
         path = [entry for entry in sys.path if entry]
         code = (
@@ -182,12 +193,15 @@ class ForkServer:
                 stderr=self._log,
                 pass_fds=[number],
                 start_new_session=True,
+                cwd="/",  # the notebook's may be gone
             )
         except OSError as error:
             self._channel.close()
             theirs.close()
             self._log.close()
             raise EngineError(f"the fork server can't be started with {sys.executable!r}: {error}") from error
+        finally:
+            os.close(number)
 
     @property
     def pid(self) -> int:

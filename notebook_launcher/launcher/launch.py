@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pathlib
 import sys
 import tempfile
@@ -9,7 +10,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.core.config import LaunchConfig
-from notebook_launcher.core.errors import ConfigError
+from notebook_launcher.core.errors import ConfigError, RunInterrupted
 from notebook_launcher.launcher import payload as payloads
 from notebook_launcher.launcher import warm
 from notebook_launcher.launcher.commands import commands, pack_surroundings
@@ -23,11 +24,22 @@ from notebook_launcher.launcher.supervisor import tell
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from notebook_launcher.launcher.engines import Worker
     from notebook_launcher.launcher.payload import Payload
     from notebook_launcher.launcher.sinks import Sink
+
+
+@contextlib.contextmanager
+def _short_interrupts() -> Iterator[None]:
+    """Tell an interrupt of a launch that has not got as far as waiting in one line."""
+    try:
+        yield
+    except RunInterrupted:
+        raise
+    except KeyboardInterrupt:
+        raise RunInterrupted("stopped before it had started") from None
 
 
 def launch(
@@ -50,11 +62,13 @@ def launch(
     """
     if num_processes is not None:
         options["num_processes"] = num_processes
-    payloads.check_call(fn, args, kwargs)
-    chosen = LaunchConfig.make(config, **options)
-    return launch_payload(payloads.for_call(fn, args, kwargs), chosen, wait=wait)
+    with _short_interrupts():
+        payloads.check_call(fn, args, kwargs)
+        chosen = LaunchConfig.make(config, **options)
+        return launch_payload(payloads.for_call(fn, args, kwargs), chosen, wait=wait)
 
 
+@_short_interrupts()
 def launch_payload(payload: Payload, config: LaunchConfig, *, wait: bool, sink: str | None = None) -> Run:
     """Run a packed function or cell as ``config`` says; ``launch`` and the magics end here.
 
@@ -91,10 +105,20 @@ def launch_payload(payload: Payload, config: LaunchConfig, *, wait: bool, sink: 
             payload.packed.mapping.hold(payload.packed.mapping_bytes)
         return run.wait() if wait else run
     except KeyboardInterrupt:
-        run.kill()  # harmless when wait has ended it already
+        _kill(run)  # harmless when wait has ended it already
         raise
     finally:
         record.shown.set()
+
+
+def _kill(run: Run) -> None:
+    """End a run that its user can't reach, whatever further interrupts come."""
+    while True:
+        try:
+            run.kill()
+        except KeyboardInterrupt:
+            continue
+        return
 
 
 def _log_folder(name: str | None) -> pathlib.Path | None:

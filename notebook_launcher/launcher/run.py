@@ -61,7 +61,8 @@ class Run:
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._begun = threading.Event()
-        self._values: dict[int, Any] | None = None
+        self._values: dict[int, Any] = {}
+        self._kill_wanted = self._started_again = False
         self._error: BaseException | None = None
         self._interrupted = False
         self._supervisor: Supervisor | None = None  # None: no workers yet, or none could be started
@@ -76,15 +77,10 @@ class Run:
         Raises what starting raises.
         """
         self._after = after
-        _running.add(self)
         atexit.unregister(_end_all)
         atexit.register(_end_all)  # after, so that it runs before, the fork server's end was registered
         threading.Thread(target=self._supervise, name=f"notebook-launcher-run-{self.name}", daemon=True).start()
-        try:
-            self._begun.wait()
-        except KeyboardInterrupt:
-            self.kill()
-            raise
+        self._begun.wait()
         if self._supervisor is None and self._error is not None:
             raise self._error
 
@@ -115,9 +111,11 @@ class Run:
         """What the ranks that have returned gave, by rank; waits for the end, and does not raise when others failed."""
         self._wait_for_end(None)
         with self._lock:
-            if self._values is None:
-                finished, self._record.finished = self._record.finished, {}  # they hold descriptors and memory
-                self._values = {rank: _load(rank, finished[rank]) for rank in sorted(finished)}
+            finished = self._record.finished
+            for rank in sorted(finished):
+                if rank not in self._values:
+                    self._values[rank] = _load(rank, finished[rank])
+            finished.clear()  # only now, when none was interrupted: they hold descriptors and memory
             return dict(self._values)
 
     @property
@@ -168,7 +166,11 @@ class Run:
 
     def kill(self) -> None:
         """End every rank's process now."""
-        self._request("kill")
+        # A plain flag first: whatever interrupts the rest, the supervisor sees it.
+        self._kill_wanted = True
+        if self._supervisor is not None:
+            self._supervisor.kill_wanted = True
+            self._supervisor.request("wake")
 
     def __repr__(self) -> str:
         """One line a person can read."""
@@ -199,11 +201,13 @@ class Run:
         return Supervisor(state, workers, self._record, self._sinks)
 
     def _supervise(self) -> None:
+        _running.add(self)
         try:
             supervisor: Supervisor | None = self._attempt(0)
             attempt = 0
             while supervisor is not None:
                 self._supervisor = supervisor
+                supervisor.kill_wanted = self._kill_wanted
                 self._begun.set()
                 supervisor.supervise()
                 attempt += 1
@@ -222,13 +226,17 @@ class Run:
     def _restart(self, ended: Supervisor, attempt: int) -> Supervisor | None:
         """Start the ranks once more if that is left to do, and nobody has asked for the run's end meanwhile."""
         with self._lock:
-            wanted = ended.state.status == "failed" and attempt <= self.config.max_restarts
-            if not wanted or ended.state.asked_to_stop or ended.unheard:
+            if ended.state.status != "failed" or ended.state.asked_to_stop or ended.unheard or self._kill_wanted:
                 return None
-            cause = ended.state.cause or 0
-            why = self._why(ended.state)
-            self._record.begin_again(f"restart {attempt} of {self.config.max_restarts}: rank {cause} {why}")
-            return self._attempt(attempt)
+            # A fork server that died under our hands is no failure of the function's, which has not begun anywhere.
+            for_free = bool(self._record.never_made) and not self._record.pids and not self._started_again
+            self._started_again = self._started_again or for_free
+            number = attempt - self._started_again
+            if not for_free and number > self.config.max_restarts:
+                return None
+            what = "started again" if for_free else f"restart {number} of {self.config.max_restarts}"
+            self._record.begin_again(f"{what}: rank {ended.state.cause or 0} {self._why(ended.state)}")
+            return self._attempt(number)
 
     def _conclude(self, state: RunState) -> None:
         record = self._record
@@ -296,7 +304,7 @@ def _load(rank: int, finished: Finished) -> Any:
         return ResultError(f"rank {rank}: {finished.problem}")
     try:
         return pickling.loads(finished.result)
-    except Exception as error:  # noqa: BLE001 - unpickling runs the user's code
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - unpickling runs the user's code
         return ResultError(f"rank {rank}: the result can't be made here: {type(error).__name__}: {error}")
 
 

@@ -52,6 +52,7 @@ class Supervisor:
         self._requests: list[str] = []
         self._wake_reader, self._wake_writer = os.pipe()
         self._selector = selectors.DefaultSelector()
+        self.kill_wanted = False  # set by any thread, seen at the next look: needs no lock, so nothing can interrupt it
         self._hung_up = [False] * len(workers)
         self._unread: set[int] = set()  # ranks whose channels may hold more than was read at a time
         self._next_paint_s = 0.0
@@ -67,7 +68,7 @@ class Supervisor:
         }
 
     def request(self, what: str) -> None:
-        """Ask for "stop" or "kill", from any thread."""
+        """Ask for "stop" or "kill", or only "wake" the supervisor to look, from any thread."""
         with self._lock:
             self._requests.append(what)
             if self._wake_writer >= 0:
@@ -77,7 +78,7 @@ class Supervisor:
     def unheard(self) -> bool:
         """Whether somebody asked for something when all was over already."""
         with self._lock:
-            return bool(self._requests)
+            return bool({"stop", "kill"} & set(self._requests)) or self.kill_wanted
 
     def supervise(self) -> None:
         """Run until every worker's process is gone; then close all lines."""
@@ -226,8 +227,14 @@ class Supervisor:
         with self._lock:
             requests, self._requests = self._requests, []
         actions = []
+        if self.kill_wanted:
+            self.kill_wanted = False
+            requests.append("kill")
         for what in requests:
-            actions += self.state.stop(time.monotonic()) if what == "stop" else self.state.kill(time.monotonic())
+            if what == "stop":
+                actions += self.state.stop(time.monotonic())
+            elif what == "kill":
+                actions += self.state.kill(time.monotonic())
         return actions
 
     def _do(self, actions: list[Action]) -> None:

@@ -160,7 +160,7 @@ def _retire() -> None:
 def _alive_standing_by() -> list[LocalWorker]:
     alive = []
     for worker in _warm.standing_by:
-        if worker.read_status():
+        if worker.gone:
             worker.close()
         else:
             alive.append(worker)

@@ -15,6 +15,8 @@ from notebook_launcher.core.events import Failed
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from notebook_launcher.core.shared_memory import Packed
+
 _PACKAGE = pathlib.Path(__file__).parent.parent
 _OURS = tuple(f"{_PACKAGE / room}{os.sep}" for room in ("worker", "core"))
 _MAX_TEXT = 100_000
@@ -31,9 +33,9 @@ _PEER_LOST_TYPES = ("DistNetworkError", "DistStoreError")
 def describe(error: BaseException) -> Failed:
     """The report of ``error``: itself where it can travel, and its text in any case."""
     return Failed(
-        error=pickling.dump_error(error),
+        error=_packed(error),
         type_name=type(error).__qualname__,
-        message=_text(error),
+        message=_text(error)[:_MAX_TEXT],
         traceback_text=traceback_text(error),
         time_ns=time.monotonic_ns(),
         peer_lost=_is_peer_lost(error),
@@ -46,12 +48,19 @@ def _is_peer_lost(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and _PEER_LOST.search(_text(error)) is not None
 
 
+def _packed(error: BaseException) -> Packed | None:
+    try:
+        return pickling.dump_error(error)
+    except BaseException:  # noqa: BLE001 - the exception's own __reduce__ may raise SystemExit too
+        return None
+
+
 def traceback_text(error: BaseException) -> str:
     """The traceback, chained exceptions included, without the frames that called the function."""
     try:
         lines = traceback.format_exception(type(error), error, without_our_frames(error.__traceback__))
         text = "".join(lines)
-    except Exception as problem:  # noqa: BLE001 - an exception's own __str__ may raise anything
+    except BaseException as problem:  # noqa: BLE001 - an exception's own __str__ may raise anything
         text = f"{type(error).__qualname__} (its traceback can't be shown: {type(problem).__name__})\n"
     if len(text) > _MAX_TEXT:
         half = _MAX_TEXT // 2
@@ -70,7 +79,7 @@ def without_our_frames(frames: TracebackType | None) -> TracebackType | None:
 def _text(error: BaseException) -> str:
     try:
         return _encodable(str(error))
-    except Exception as problem:  # noqa: BLE001 - user code
+    except BaseException as problem:  # noqa: BLE001 - user code
         return f"(its text can't be shown: {type(problem).__name__})"
 
 

@@ -24,6 +24,7 @@ def main(channel: int, stdout: int, stderr: int) -> None:
         os.setsid()  # the kernel's Ctrl-C reaches the kernel's group; workers hear of it through the ladder
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, [])
         streams.redirect(stdout, stderr)
         faulthandler.enable()
         _new_main_module()

@@ -37,7 +37,7 @@ class Server:
         self._channel = channel
         self._main_thread = threading.get_ident()
         self._interrupted = threading.Event()
-        self._sending = self._late = False
+        self._sending = self._late = self._is_nobody = False
         self._may_leave = threading.Event()
 
     def run(self, command: events.Run) -> int:
@@ -74,16 +74,30 @@ class Server:
         task = pickling.loads(command.payload, device="cpu" if command.world.device == "cpu" else None)
         pickling.by_value_in_children()
         self._report(events.Started(os.getpid(), socket.gethostname(), time.monotonic_ns()))
+        os.register_at_fork(after_in_child=self._become_nobody)
         try:
-            return task()
-        finally:
+            result = task()
             surroundings.show_figures()
+        except BaseException as error:
+            if self._is_nobody:
+                _end_child(error)
+            surroundings.show_figures()
+            raise
+        if self._is_nobody:
+            _end_child(None)
+        return result
+
+    def _become_nobody(self) -> None:
+        """In a process that the function has forked: it is not the rank, and does not speak for it."""
+        self._is_nobody = True
+        events.install(None)
+        self._channel.abandon()
 
     def _finish(self, result: Any) -> events.Finished:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         try:
             return events.Finished(pickling.dumps_result(result))
-        except Exception as error:  # noqa: BLE001 - any object's own pickling code may run and fail here
+        except BaseException as error:  # noqa: BLE001 - any object's own pickling code may run and fail here
             text = f"the result, a {type(result).__qualname__}, can't be pickled: {type(error).__name__}: {error}"
             return events.Finished(None, text)
 
@@ -139,8 +153,22 @@ class Server:
             self._may_leave.set()
 
 
+def _end_child(error: BaseException | None) -> NoReturn:
+    """End a process that the function forked and that came back to us, as an interpreter would end."""
+    code = 0
+    if isinstance(error, SystemExit):
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+    elif error is not None:
+        traceback.print_exception(error)
+        code = 1
+    streams.flush()
+    os._exit(code)
+
+
 def _end_group() -> NoReturn:
     """End this worker and what it started: loader workers are in its process group."""
+    with contextlib.suppress(OSError):
+        os.write(2, b"the connection to the notebook is closed, so this rank ends\n")
     if os.getpgrp() == os.getpid():
         os.killpg(os.getpid(), signal.SIGKILL)
     os._exit(0)

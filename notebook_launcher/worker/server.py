@@ -43,6 +43,7 @@ def main(control: int, preload: list[str]) -> None:
     code = 1
     channel = SocketChannel(socket.socket(fileno=control))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])  # whoever started this may have blocked the very signals it lives by
     faulthandler.enable()  # a module that crashes while it is loaded is named
     wake_reader, wake_writer = socket.socketpair()
     for end in (wake_reader, wake_writer):

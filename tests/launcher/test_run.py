@@ -97,12 +97,13 @@ def test_a_failed_run_raises_and_keeps_the_other_results():
 
 
 def test_a_rank_that_never_was_raises_an_engine_error():
-    rank = FakeRank(pid=False)
-    rank.worker.why_never_made = lambda: "the server fell over"
-    rank.writes(b"no memory for a process\n", "stderr")
-    rank.loses_server()
-    rank.exits()
-    run = run_of([rank])
+    tries = [FakeRank(pid=False), FakeRank(pid=False)]  # a second try is made by itself, and no third
+    for rank in tries:
+        rank.worker.why_never_made = lambda: "the server fell over"
+        rank.writes(b"no memory for a process\n", "stderr")
+        rank.loses_server()
+        rank.exits()
+    run = run_of(*([rank] for rank in tries))
     with pytest.raises(EngineError, match="rank 0 of 1 was never started: the server fell over\nno memory") as caught:
         run.wait(LIMIT_S)
     assert "nobody knows" not in str(caught.value)
@@ -344,6 +345,51 @@ def test_results_are_loaded_once_and_their_messages_let_go():
     assert run._record.finished == {}
 
 
+class SlowToLoad:
+    """Its loading is interrupted, the first time."""
+
+    def __init__(self, problem):
+        self.problem = problem
+
+    def __reduce__(self):
+        return (load_slowly, (self.problem,))
+
+
+_loaded = []
+
+
+def load_slowly(problem):
+    _loaded.append(problem)
+    if problem is KeyboardInterrupt and _loaded.count(problem) == 1:
+        raise KeyboardInterrupt
+    if problem is SystemExit:
+        raise SystemExit(3)
+    return "loaded"
+
+
+def test_an_interrupt_while_results_are_loaded_loses_none():
+    run = run_of([finished(FakeRank(0), "quick"), finished(FakeRank(1), SlowToLoad(KeyboardInterrupt))])
+    with pytest.raises(KeyboardInterrupt):
+        _ = run.results
+    assert run.results == ["quick", "loaded"]
+
+
+def test_a_result_that_exits_as_it_is_loaded_is_its_ranks_only():
+    run = run_of([finished(FakeRank(0), "good"), finished(FakeRank(1), SlowToLoad(SystemExit))])
+    assert run.results[0] == "good"
+    assert isinstance(run.results[1], ResultError)
+
+
+def test_a_server_that_died_under_the_launch_is_replaced_once_for_free():
+    lost, sound = FakeRank(pid=False), finished(FakeRank(), "second try")
+    lost.worker.why_never_made = lambda: "the server fell over"
+    lost.loses_server()
+    lost.exits()
+    run = run_of([lost], [sound])
+    assert run.results == ["second try"]
+    assert "started again" in run._record.notes[0]
+
+
 def test_a_rank_that_the_run_does_not_have():
     run = run_of([finished(FakeRank(), 1)])
     with pytest.raises(IndexError, match="there is no rank 5 in this run: its ranks are 0 to 0"):
@@ -374,15 +420,12 @@ def test_an_interrupt_while_the_workers_start_ends_them():
         assert going.wait(LIMIT_S)
         signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
-    def kill():
-        go_on.set()  # only now, so that the interrupt has come while the start went on
-        Run.kill(run)
-
     run = Run("fake", LaunchConfig(), record(1), [], start)
-    run.kill = kill
     threading.Thread(target=interrupt).start()
     with pytest.raises(KeyboardInterrupt):
         run.begin(lambda: None)
+    run.kill()  # as launch does, and before the workers are there
+    go_on.set()
     until(lambda: signal.SIGKILL in rank.signals)
     assert run.wait(LIMIT_S).status == "stopped"
 

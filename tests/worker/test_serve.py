@@ -225,3 +225,25 @@ def test_a_rank_that_hears_twice_reports_it_once():
     assert one._interrupted.is_set()
     with pytest.raises(TimeoutError):
         ours.receive(0)
+
+
+@pytest.mark.parametrize(
+    "ending",
+    ["return 'child'", "raise ValueError('in the child')", "sys.exit(0)"],
+)
+def test_a_process_that_the_function_forks_does_not_speak_for_the_rank(ending):
+    from notebook_launcher import launch
+
+    def function():
+        import os
+        import sys
+
+        pid = os.fork()
+        if pid == 0:
+            exec(f"def end(sys):\n    {ending}", globals())
+            return end(sys)  # noqa: F821
+        _, status = os.waitpid(pid, 0)
+        return "parent", os.waitstatus_to_exitcode(status)
+
+    run = launch(function, num_processes=1, device="cpu")
+    assert run.result == ("parent", 1 if "raise" in ending else 0)
