@@ -68,12 +68,16 @@ def launch(
         return launch_payload(payloads.for_call(fn, args, kwargs), chosen, wait=wait)
 
 
-@_short_interrupts()
 def launch_payload(payload: Payload, config: LaunchConfig, *, wait: bool, sink: str | None = None) -> Run:
     """Run a packed function or cell as ``config`` says; ``launch`` and the magics end here.
 
     ``sink`` names who shows the run: by default the cell in a notebook, else the terminal.
     """
+    with _short_interrupts():
+        return _launch(payload, config, wait=wait, sink=sink or _default_sink())
+
+
+def _launch(payload: Payload, config: LaunchConfig, *, wait: bool, sink: str) -> Run:
     _warn_of_large(payload)
     engine = ENGINES.load(config.engine)()
     plan = make_plan(config, warm.devices)
@@ -81,7 +85,7 @@ def launch_payload(payload: Payload, config: LaunchConfig, *, wait: bool, sink: 
     shown = {0} if config.output == "main" else None
     output = OutputLog(len(plan.worlds), folder=folder, shown_ranks=shown)
     record = Record(plan.headline, [*plan.notes, *payload.notes], output, len(plan.worlds))
-    sinks: list[Sink] = [SINKS.load(sink or _default_sink())()]
+    sinks: list[Sink] = [SINKS.load(sink)()]
     surroundings = pack_surroundings(payload.sources, plan.environment)
 
     def start(attempt: int) -> list[Worker]:

@@ -19,6 +19,7 @@ def shared_kernel(tmp_path_factory):
     """A kernel with the extension loaded, for tests that leave it as they found it."""
     one = Kernel(directory=str(tmp_path_factory.mktemp("notebook")))
     one.ok(SETUP)
+    one.ok("from notebook_launcher.launcher import warm; assert warm._warm.server.warm.wait(60)")
     yield one
     one.shut_down(now=True)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
+import sys
 import threading
 
 import psutil
@@ -229,21 +231,22 @@ def test_a_rank_that_hears_twice_reports_it_once():
 
 @pytest.mark.parametrize(
     "ending",
-    ["return 'child'", "raise ValueError('in the child')", "sys.exit(0)"],
+    ["return", "raise", "exit"],
 )
 def test_a_process_that_the_function_forks_does_not_speak_for_the_rank(ending):
     from notebook_launcher import launch
 
-    def function():
-        import os
-        import sys
+    def fail():
+        raise ValueError("in the child")
 
+    endings = {"return": lambda: "child", "raise": fail, "exit": lambda: sys.exit(0)}
+
+    def function():
         pid = os.fork()
         if pid == 0:
-            exec(f"def end(sys):\n    {ending}", globals())
-            return end(sys)  # noqa: F821
+            return endings[ending]()
         _, status = os.waitpid(pid, 0)
         return "parent", os.waitstatus_to_exitcode(status)
 
     run = launch(function, num_processes=1, device="cpu")
-    assert run.result == ("parent", 1 if "raise" in ending else 0)
+    assert run.result == ("parent", int(ending == "raise"))
