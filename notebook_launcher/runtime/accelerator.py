@@ -17,11 +17,13 @@ from torch.utils.data import DataLoader
 
 from notebook_launcher.core import config, events
 from notebook_launcher.runtime import data, gather, models, optim, options, precision, process, strategies
-from notebook_launcher.runtime.accumulation import Accumulation, Group, Progress
+from notebook_launcher.runtime.accumulation import Accumulation, Progress
+from notebook_launcher.runtime.groups import Groups
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
+    from notebook_launcher.runtime.accumulation import Group
     from notebook_launcher.runtime.process import DistributedType
 
 _logger = logging.getLogger(__name__)
@@ -99,9 +101,8 @@ class Accelerator:
         self._process = process.join(place)
         self._strategy = strategies.create(world.strategy, self._process)
         self._backward = self._strategy.backward
-        self._accumulation = Accumulation(num_steps)
+        self._accumulation = Accumulation(num_steps, new_scaling=self._precision.new_scaling)
         self._progress = Progress()
-        self._groups: dict[tuple[nn.Module, ...], Group] = {}
         self._data_options = data.DataOptions(split_batches=split_batches)
         self._step_scheduler_with_optimizer = step_scheduler_with_optimizer
         self._scheduler_steps_per_process = scheduler_steps_per_process
@@ -111,6 +112,7 @@ class Accelerator:
         self._optimizers: list[optim.PreparedOptimizer] = []
         self._schedulers: list[optim.PreparedScheduler] = []
         self._loaders: list[data.PreparedLoader] = []
+        self._groups = Groups(self._accumulation, self._progress, self._strategy, self._optimizers, self._models)
 
     # --- identity ----------------------------------------------------------------------------------------------------
 
@@ -177,7 +179,7 @@ class Accelerator:
     @property
     def sync_gradients(self) -> bool:
         """Whether the current micro-batch ends its group: gradients are exchanged and the optimizer steps."""
-        return self._accumulation.sync
+        return self._accumulation.current.sync
 
     @property
     def gradient_accumulation_steps(self) -> int:
@@ -186,7 +188,7 @@ class Accelerator:
 
     @gradient_accumulation_steps.setter
     def gradient_accumulation_steps(self, num_steps: int) -> None:
-        self._accumulation.num_steps = self._accumulation.divisor = num_steps
+        self._accumulation.set_num_steps(options.checked_num_steps(num_steps))
 
     @property
     def optimizer_step_was_skipped(self) -> bool:
@@ -323,6 +325,7 @@ class Accelerator:
             optimizer = optimizer.optimizer
         prepared = optim.PreparedOptimizer(optimizer, self._accumulation, self._strategy.step)
         self._optimizers.append(prepared)
+        self._groups.link()
         return prepared
 
     def prepare_scheduler(self, scheduler: Any) -> optim.PreparedScheduler:
@@ -379,37 +382,10 @@ class Accelerator:
         """A context for one micro-batch of ``accumulated`` models; gradients are exchanged when the group is complete.
 
         A group has ``gradient_accumulation_steps`` micro-batches, and ends with the loader that drives the loop. In the
-        context ``backward`` divides by the micro-batches that the group holds, the last, short group's too.
+        context ``backward`` divides by the micro-batches that the group holds, the last, short group's too. Each set of
+        models has groups of its own, and the optimizers of their parameters step when those are complete.
         """
-        group = self._groups.get(accumulated)
-        if group is None:
-            group = self._groups[accumulated] = self._new_group(accumulated)
-        return group
-
-    def _new_group(self, accumulated: tuple[nn.Module, ...]) -> Group:
-        contexts = [self._strategy.no_sync(model) for model in accumulated]
-
-        def gradients() -> Iterable[torch.Tensor]:
-            grouped = [group["params"] for optimizer in self._optimizers for group in optimizer.param_groups]
-            held = [parameter for model in accumulated for parameter in model.parameters()]
-            every = {id(parameter): parameter for parameters in (held, *grouped) for parameter in parameters}
-            return (parameter.grad for parameter in every.values() if parameter.grad is not None)
-
-        def rescale(factor: float) -> None:
-            for gradient in gradients():
-                gradient.mul_(factor)
-
-        def abandon() -> None:
-            for gradient in gradients():
-                gradient.zero_()
-
-        return Group(
-            self._accumulation,
-            self._progress,
-            local=[context for context in contexts if context is not None],
-            rescale=rescale,
-            abandon=abandon,
-        )
+        return self._groups[accumulated]
 
     def no_sync(self, model: nn.Module) -> contextlib.AbstractContextManager[Any]:
         """A context in which backward keeps ``model``'s gradients on this process."""
@@ -418,11 +394,25 @@ class Accelerator:
 
     def backward(self, loss: torch.Tensor, **keywords: Any) -> None:
         """Add the gradients of ``loss`` (0-d), divided by the micro-batches of its accumulation group."""
-        accumulation = self._accumulation
-        if accumulation.divisor != 1:
-            loss = loss / accumulation.divisor
-        accumulation.is_pending = accumulation.has_run = True
+        window = self._accumulation.current
+        if window.divisor != 1:
+            loss = loss / window.divisor
+        window.is_pending = window.has_run = True
+        if window.scaling is not None:
+            loss = window.scaling.scale(loss)
         self._backward(loss, **keywords)
+
+    def unscale_gradients(self, optimizer: Any = None) -> None:
+        """Bring gradients that fp16 has scaled to their true size: those of ``optimizer`` (or several), else of all.
+
+        ``clip_grad_norm_`` and the optimizer's step do it by themselves. Within an unfinished group nothing is done.
+        """
+        if optimizer is None:
+            optimizer = self._optimizers
+        for one in map(self.prepare_optimizer, optimizer if isinstance(optimizer, list | tuple) else [optimizer]):
+            window = one.current_window()
+            if window.scaling is not None and window.sync:
+                window.scaling.unscale(one.optimizer)
 
     def clip_grad_norm_(
         self, parameters: Iterable[torch.Tensor] | torch.Tensor, max_norm: float, norm_type: float = 2
@@ -433,7 +423,15 @@ class Accelerator:
         """
         if isinstance(parameters, torch.Tensor):
             parameters = [parameters]
-        return self._strategy.clip(parameters, max_norm if self.sync_gradients else float("inf"), norm_type)
+        window = self._accumulation.current
+        limit = max_norm if window.sync else float("inf")
+        if window.scaling is None:
+            return self._strategy.clip(parameters, limit, norm_type)
+        parameters = list(parameters)
+        if window.sync:
+            self.unscale_gradients(optim.holders_of(parameters, self._optimizers))
+            return self._strategy.clip(parameters, limit, norm_type)
+        return window.scaling.true_size(self._strategy.clip(parameters, limit, norm_type))
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         """A context in which torch computes in this precision."""

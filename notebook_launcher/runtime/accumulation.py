@@ -1,7 +1,9 @@
 """Gradient accumulation: which micro-batches form a group, when gradients are synced, and what each loss is divided by.
 
 Pure bookkeeping, no tensors. A prepared loader reports each batch to ``Progress``; ``accumulate(model)`` enters the
-``Group`` of that model, which looks there where the end of the data is.
+``Group`` of that model, which looks there where the end of the data is. Each set of models has a group of its own, and
+optimizers follow the group of the models that they train: a discriminator's ends when it ends, whatever its generator's
+does.
 """
 
 from __future__ import annotations
@@ -12,18 +14,38 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
 
+    from notebook_launcher.runtime.loss_scaling import LossScaling
+    from notebook_launcher.runtime.optim import PreparedOptimizer
+
 
 class Iteration:
     """One pass over one prepared loader, as far as it has come."""
 
-    __slots__ = ("counts", "index", "is_last", "is_open", "loader", "sizes", "stamp", "total")
+    __slots__ = (
+        "apart",
+        "counts",
+        "index",
+        "is_last",
+        "is_open",
+        "led",
+        "loader",
+        "number",
+        "prior",
+        "sizes",
+        "stamp",
+        "total",
+    )
 
-    def __init__(self, loader: object, total: int | None) -> None:
+    def __init__(self, loader: object, total: int | None, number: int = 0) -> None:
         """``total`` is the number of batches that will come, None where nobody knows."""
         self.loader = loader
         self.total = total
+        self.number = number  # by which other passes know this one
+        self.led: set[int] = set()  # passes that this one was a batch ahead of
+        self.apart: set[int] = set()  # passes that are not read in step with this one
         self.index = 0  # batches handed out
         self.stamp = 0  # Progress.num_batches at the latest of them
+        self.prior = 0  # and at the one before
         self.is_last = False
         self.is_open = True
         self.sizes: tuple[int, ...] = ()
@@ -33,19 +55,21 @@ class Iteration:
 class Progress:
     """The passes over an accelerator's loaders that are going on; the latest batch says which one the code is in."""
 
-    __slots__ = ("latest", "num_batches", "open")
+    __slots__ = ("latest", "num_batches", "num_passes", "open")
 
     def __init__(self) -> None:
         """Nothing is being read."""
         self.open: list[Iteration] = []
         self.latest: Iteration | None = None
         self.num_batches = 0
+        self.num_passes = 0
 
     def begin(self, loader: object, total: int | None) -> Iteration:
         """A new pass; one over the same loader that was left in the middle counts as ended."""
         for stale in [iteration for iteration in self.open if iteration.loader is loader]:
             self.end(stale)
-        iteration = Iteration(loader, total)
+        self.num_passes += 1
+        iteration = Iteration(loader, total, self.num_passes)
         self.open.append(iteration)
         return iteration
 
@@ -67,27 +91,44 @@ class Progress:
         """A batch is about to be handed out."""
         self.num_batches += 1
         iteration.index += 1
-        iteration.stamp = self.num_batches
+        iteration.prior, iteration.stamp = iteration.stamp, self.num_batches
         iteration.is_last = is_last
         iteration.sizes = sizes
         iteration.counts = counts
         self.latest = iteration
+        if len(self.open) > 1:
+            self._compare(iteration)
+
+    def _compare(self, iteration: Iteration) -> None:
+        """Note which passes are not read in step with ``iteration``, which has just advanced.
+
+        In step means a batch of each in turn, always in the same order, as ``zip`` reads. A pass that is merely open,
+        since somebody kept its iterator, may have come just as far.
+        """
+        for other in self.open:
+            if other is iteration:
+                continue
+            ahead = iteration.index - other.index
+            leader, follower = (iteration, other) if ahead == 1 else (other, iteration)
+            leader.led.add(follower.number)
+            if ahead not in {0, 1} or leader.number in follower.led:
+                leader.apart.add(follower.number)
+                follower.apart.add(leader.number)
 
 
-class Accumulation:
-    """What the optimizer, the scheduler and ``backward`` look at: the state set by the micro-batch last entered."""
+class Window:
+    """A group of micro-batches as ``backward``, optimizers and schedulers see it: what the latest of them set."""
 
-    __slots__ = ("divisor", "has_run", "is_pending", "num_steps", "owed", "sync", "sync_at_end")
+    __slots__ = ("divisor", "has_run", "is_pending", "owed", "scaling", "sync")
 
-    def __init__(self, num_steps: int, *, sync_at_end: bool = True) -> None:
-        """Groups of ``num_steps`` micro-batches; ``sync_at_end`` ends a group with the data."""
-        self.num_steps = num_steps
-        self.sync_at_end = sync_at_end
-        self.sync = True
-        self.divisor = num_steps
-        self.is_pending = False  # the current group has gradients
+    def __init__(self, divisor: int, scaling: LossScaling | None = None) -> None:
+        """``scaling`` scales the losses of fp16, None where they aren't scaled."""
+        self.divisor = divisor  # what a loss is divided by
+        self.sync = True  # gradients are exchanged, and the optimizers step
+        self.is_pending = False  # the group has gradients
         self.has_run = False  # the current micro-batch has had its backward
         self.owed: dict[int, Callable[[], None]] = {}  # zero_grad calls that wait for the group's end
+        self.scaling = scaling
 
     def zeroing_waits(self) -> bool:
         """Whether a ``zero_grad`` now would lose gradients of an unfinished group, wherever in the loop it stands."""
@@ -100,7 +141,28 @@ class Accumulation:
         self.owed.clear()
 
 
-class Group:
+class Accumulation:
+    """What an accelerator's groups share; ``current`` is the group that was entered last."""
+
+    __slots__ = ("alone", "current", "entered", "new_scaling", "num_steps", "sync_at_end")
+
+    def __init__(
+        self, num_steps: int, *, sync_at_end: bool = True, new_scaling: Callable[[], LossScaling | None] = lambda: None
+    ) -> None:
+        """Groups of ``num_steps`` micro-batches; ``sync_at_end`` ends a group with the data."""
+        self.num_steps = num_steps
+        self.sync_at_end = sync_at_end
+        self.new_scaling = new_scaling
+        self.alone = Window(num_steps, new_scaling())  # of the code that never calls accumulate
+        self.current: Window = self.alone
+        self.entered: list[tuple[Group, bool]] = []  # the contexts that the code is in, and whether each syncs
+
+    def set_num_steps(self, num_steps: int) -> None:
+        """Groups have ``num_steps`` micro-batches from the next one entered on."""
+        self.num_steps = self.alone.divisor = num_steps
+
+
+class Group(Window):
     """What ``accumulate`` returns: counts the micro-batches of one set of models. Made once, entered many times."""
 
     __slots__ = (
@@ -113,12 +175,13 @@ class Group:
         "_progress",
         "_rescale",
         "_seen",
-        "_state",
+        "_shared",
+        "optimizers",
     )
 
     def __init__(
         self,
-        state: Accumulation,
+        shared: Accumulation,
         progress: Progress,
         *,
         local: Sequence[AbstractContextManager[Any]] = (),
@@ -126,7 +189,9 @@ class Group:
         abandon: Callable[[], None],
     ) -> None:
         """``local`` keep gradients on this rank; ``rescale`` multiplies those collected; ``abandon`` drops them."""
-        self._state = state
+        super().__init__(shared.num_steps, shared.new_scaling())
+        self.optimizers: Sequence[PreparedOptimizer] = ()  # those that train the group's models
+        self._shared = shared
         self._progress = progress
         self._local = local
         self._rescale = rescale
@@ -134,18 +199,46 @@ class Group:
         self._iteration: Iteration | None = None
         self._seen = 0
         self._count = 0  # micro-batches entered of the current group
-        self._planned = state.num_steps  # what their losses were divided by
+        self._planned = shared.num_steps  # what their losses were divided by
         self._is_done = True
 
     def __enter__(self) -> None:
         """Begin the next micro-batch."""
-        state = self._state
-        if state.num_steps == 1:
-            state.sync = True
-            state.divisor = 1
-            state.is_pending = False
-            return
-        state.has_run = False
+        shared = self._shared
+        if shared.num_steps == 1 and self._is_done:
+            if self.owed:
+                self.settle()
+            sync = True
+            self.divisor = 1
+            self.is_pending = False
+        else:
+            sync = self._count_up()
+        self.sync = sync
+        shared.entered.append((self, sync))
+        shared.current = self
+        for optimizer in self.optimizers:
+            optimizer.window = self
+        if not sync:
+            for context in self._local:
+                context.__enter__()
+
+    def __exit__(self, *exception: object) -> None:
+        """End the micro-batch; in one that lies in another group's, that one goes on."""
+        entered = self._shared.entered
+        _, sync = entered.pop()
+        if not sync:
+            for context in self._local:
+                context.__exit__(None, None, None)
+        if entered:
+            outer, _ = entered[-1]
+            self._shared.current = outer
+            for optimizer in outer.optimizers:
+                optimizer.window = outer
+
+    def _count_up(self) -> bool:
+        """Take one more micro-batch into the group; whether it is the last."""
+        shared = self._shared
+        self.has_run = False
         iteration = self._iteration
         if iteration is None or not iteration.is_open or iteration.stamp <= self._seen:
             iteration = self._follow()
@@ -154,37 +247,39 @@ class Group:
             self._begin(iteration)
         else:
             self._count += 1
-        sync = self._count >= state.num_steps or (state.sync_at_end and self._at_end())
+        sync = self._count >= shared.num_steps or (
+            shared.sync_at_end and iteration is not None and (iteration.is_last or self._partner_ends(iteration))
+        )
         if sync and self._count != self._planned:
             if self._count > 1:
                 self._rescale(self._planned / self._count)
             self._planned = self._count
         self._is_done = sync
-        state.sync = sync
-        state.divisor = self._planned
-        if not sync:
-            for context in self._local:
-                context.__enter__()
-
-    def __exit__(self, *exception: object) -> None:
-        """End the micro-batch."""
-        if not self._state.sync:
-            for context in self._local:
-                context.__exit__(None, None, None)
+        self.divisor = self._planned
+        return sync
 
     def _begin(self, iteration: Iteration | None) -> None:
-        state = self._state
-        if state.owed:
-            state.settle()
-        state.is_pending = False
+        shared = self._shared
+        if self.owed:
+            self.settle()
+        self.is_pending = False
         self._count = 1
-        self._planned = state.num_steps
-        if state.sync_at_end and iteration is not None and iteration.total is not None:
-            self._planned = max(1, min(state.num_steps, iteration.total - iteration.index + 1))
+        self._planned = shared.num_steps
+        if shared.sync_at_end and iteration is not None and iteration.total is not None:
+            self._planned = max(1, min(shared.num_steps, iteration.total - iteration.index + 1))
 
     def _follow(self) -> Iteration | None:
-        """Find the pass that drives the code now: the one whose batch came last."""
-        before, now = self._iteration, self._progress.latest
+        """Find the pass that drives the code now: the one whose batch came last.
+
+        One that gave a single batch since the last micro-batch goes before one that was read on in between.
+        """
+        progress, before = self._progress, self._iteration
+        if before is not None and before.is_open and progress.num_batches == self._seen:
+            return before
+        now = progress.latest
+        if len(progress.open) > 1:
+            single = [one for one in progress.open if one.prior <= self._seen < one.stamp]
+            now = max(single, key=lambda one: one.stamp, default=now)
         if before is not now and before is not None and not (self._is_done or before.is_open or before.is_last):
             # The loop was left in mid-group: its gradients belong to no step that will ever come.
             self._abandon()
@@ -192,13 +287,9 @@ class Group:
         self._iteration = now
         return now
 
-    def _at_end(self) -> bool:
-        """Whether the driving pass, or one read in step with it, hands out no more."""
-        driver = self._iteration
-        if driver is None:
-            return False
-        if driver.is_last:
-            return True
-        if len(self._progress.open) == 1:
-            return False
-        return any(other.is_last and other.index == driver.index for other in self._progress.open)
+    def _partner_ends(self, driver: Iteration) -> bool:
+        """Whether a pass that is read in step with ``driver`` hands out no more."""
+        passes = self._progress.open
+        return len(passes) > 1 and any(
+            other.is_last and other.index == driver.index and driver.number not in other.apart for other in passes
+        )

@@ -11,6 +11,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from notebook_launcher.runtime import dispatch, sharding, trees
+from notebook_launcher.runtime.randomness import OwnStream
 from notebook_launcher.runtime.sampling import Epochs, Notes, SharedSampler, is_sharded
 
 if TYPE_CHECKING:
@@ -122,17 +123,27 @@ class PreparedLoader(DataLoader[Any]):
         drawn = int(torch.empty((), dtype=torch.int64).random_(generator=share.generator).item())
         self.generator = torch.Generator().manual_seed((drawn + share.process.rank) % 2**63)
 
+    def _separate_streams(self, batches: Any) -> None:
+        """Give what each rank reads in its main process random numbers of its own; alone, they are plain torch's."""
+        share = self._share
+        fetcher = getattr(batches, "_dataset_fetcher", None)
+        if share.process.num_processes > 1 and fetcher is not None:
+            seed = batches._base_seed + share.process.rank  # noqa: SLF001 - as torch makes its workers' seeds
+            fetcher.fetch = OwnStream(fetcher.fetch, seed)
+
     def _batches(self) -> tuple[Iterator[Any], Callable[[], sharding.Round[Any]]]:
         """The batches, and what to ask for the round that each belongs to."""
         sampler = self._share.sampler
         if sampler is not None:
             batches = super().__iter__()
+            self._separate_streams(batches)
             return batches, sampler.notes.popleft
         notes: Notes = collections.deque()
         return self._data_batches(super().__iter__, notes), notes.popleft
 
     def _data_batches(self, read: Callable[[], Iterator[Any]], notes: Notes) -> Iterator[Any]:
         share = self._share
+        share.epochs.announce()
         share.epochs.begin()
         source = iter(()) if share.dispatches and share.rank else read()
         rounds = sharding.rounds(source, share.plan, sharding.DATA)
@@ -153,7 +164,7 @@ def prepare(
     if isinstance(loader, PreparedLoader):
         return loader
     iterable = isinstance(loader.dataset, IterableDataset)
-    base = None if iterable else (loader.batch_sampler or loader.sampler)
+    base = None if iterable else loader.sampler if loader.batch_sampler is None else loader.batch_sampler
     num_ranks = 1 if is_sharded(base) else process.num_processes
     rank = process.rank if num_ranks > 1 else 0
     plan = _plan(loader, num_ranks, options)

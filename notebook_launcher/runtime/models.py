@@ -2,8 +2,9 @@
 
 Under mixed precision, a model is seen through a view: an object of a subclass of the model's own class that shares its
 attributes, parameters and hooks, and whose call runs under autocast and gives back fp32. So the module itself stays as
-it was (it pickles, its type is its own), and everything the model's methods call, ``generate`` too, runs in the
-precision chosen.
+it was (it pickles, its type is its own), and a method that calls the model, as ``generate`` does, gets the precision
+chosen. A method that calls submodules past the model's own call (``self.encoder(x)``) runs in fp32, as in torch; put
+``accelerator.autocast()`` around it.
 """
 
 from __future__ import annotations

@@ -9,7 +9,9 @@ import torch
 from notebook_launcher.runtime.accumulation import Accumulation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
+
+    from notebook_launcher.runtime.accumulation import Window
 
 
 def _plain_step(optimizer: torch.optim.Optimizer, closure: Callable[[], Any] | None) -> Any:
@@ -19,8 +21,9 @@ def _plain_step(optimizer: torch.optim.Optimizer, closure: Callable[[], Any] | N
 class PreparedOptimizer(torch.optim.Optimizer):
     """An optimizer whose ``step`` and ``zero_grad`` wait for the end of an accumulation group.
 
-    ``optimizer`` is the one that was given to ``prepare``; all else is its. A copy, or one that was pickled, stands for
-    itself: it belongs to no accelerator, so it acts at every call.
+    The group is that of the models whose parameters it holds; where none of them is accumulated, the one that the code
+    is in. ``optimizer`` is the one that was given to ``prepare``; all else is its. A copy, or one that was pickled,
+    stands for itself: it belongs to no accelerator, so it acts at every call.
     """
 
     def __init__(
@@ -32,26 +35,42 @@ class PreparedOptimizer(torch.optim.Optimizer):
         """Not the base's: this one has no parameters, state or hooks of its own."""
         self.optimizer = optimizer
         self.step_was_skipped = False
+        self.window: Window = accumulation.alone  # the group that it acted in last
+        self.is_led = False  # the groups of its models say which group it is in
         self._accumulation = accumulation
         self._step = step
 
+    def current_window(self) -> Window:
+        """The accumulation group that a call now belongs to."""
+        return self.window if self.is_led else self._accumulation.current
+
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Step when the group is complete, and return what the optimizer returns; before that do nothing."""
-        accumulation = self._accumulation
-        if not accumulation.sync:
+        window = self.window = self.window if self.is_led else self._accumulation.current
+        if not window.sync:
             return None
-        accumulation.has_run = True
+        window.has_run = True
+        if window.scaling is not None:
+            if closure is not None:
+                raise RuntimeError(
+                    f"{type(self.optimizer).__name__}.step was given a closure, and in mixed precision fp16 it must be "
+                    "known before a step whether the gradients are finite. Use mixed_precision='bf16' or 'no', or an "
+                    "optimizer that steps without a closure."
+                )
+            self.step_was_skipped = not window.scaling.unscale(self.optimizer)
+            if self.step_was_skipped:
+                return None
         return self._step(self.optimizer, closure)
 
     def zero_grad(self, set_to_none: bool = True) -> None:  # noqa: FBT001, FBT002 - torch's
         """Clear the gradients. Those of an unfinished group are kept until it is finished, then cleared."""
-        accumulation = self._accumulation
-        if accumulation.zeroing_waits():
-            accumulation.owed[id(self)] = self.optimizer.zero_grad
+        window = self.window if self.is_led else self._accumulation.current
+        if window.zeroing_waits():
+            window.owed[id(self)] = self.optimizer.zero_grad
             return
         self.optimizer.zero_grad(set_to_none)
-        if accumulation.owed:
-            accumulation.owed.pop(id(self), None)
+        if window.owed:
+            window.owed.pop(id(self), None)
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -131,7 +150,10 @@ class PreparedScheduler:
         if not self._with_optimizer:
             self.scheduler.step(*args, **kwargs)
             return
-        if not self._accumulation.sync or any(optimizer.step_was_skipped for optimizer in self._optimizers):
+        windows = [optimizer.current_window() for optimizer in self._optimizers] or [self._accumulation.current]
+        if not all(window.sync for window in windows):
+            return
+        if any(optimizer.step_was_skipped for optimizer in self._optimizers):
             return
         for _ in range(self._num_repeats):
             total = getattr(self.scheduler, "total_steps", None)
@@ -168,3 +190,13 @@ def owner_of(scheduler: Any, optimizers: list[PreparedOptimizer]) -> list[Prepar
     """The prepared optimizers that ``scheduler`` drives."""
     target = getattr(scheduler, "optimizer", None)
     return [optimizer for optimizer in optimizers if target in (optimizer, optimizer.optimizer)]
+
+
+def holders_of(parameters: Iterable[torch.Tensor], optimizers: Iterable[PreparedOptimizer]) -> list[PreparedOptimizer]:
+    """The prepared optimizers that step any of ``parameters``."""
+    wanted = {id(parameter) for parameter in parameters}
+    return [
+        optimizer
+        for optimizer in optimizers
+        if any(id(parameter) in wanted for group in optimizer.param_groups for parameter in group["params"])
+    ]

@@ -22,14 +22,26 @@ def mixed_precision(given: str | None, world: World) -> str:
 
 def gradient_accumulation_steps(given: int, world: World) -> int:
     """Micro-batches in a group. 1, the argument's default, leaves it to the launch."""
-    if given < 1 or given != int(given):
-        raise ConfigError(f"gradient_accumulation_steps={given!r} is not a number of micro-batches: it is 1 or more")
+    num_steps = checked_num_steps(given)
     chosen = world.gradient_accumulation_steps
-    if given == 1:
+    if num_steps == 1:
         return chosen or 1
-    if chosen not in {None, given}:
+    if chosen not in {None, num_steps}:
         raise _contradiction("gradient_accumulation_steps", given, chosen)
-    return int(given)
+    return num_steps
+
+
+def checked_num_steps(given: Any) -> int:
+    """``given`` as a number of micro-batches; raises ``ConfigError`` where it is none."""
+    try:
+        num_steps = int(given)
+    except (TypeError, ValueError):
+        num_steps = 0
+    if num_steps < 1 or num_steps != given:
+        raise ConfigError(
+            f"gradient_accumulation_steps={given!r} is not a number of micro-batches; give a whole number, 1 or more"
+        )
+    return num_steps
 
 
 def refuse_unsupported(**arguments: Any) -> None:

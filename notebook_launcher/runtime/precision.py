@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from notebook_launcher.core.errors import ConfigError
+from notebook_launcher.core.precisions import usable
 from notebook_launcher.core.registry import unknown_name
+from notebook_launcher.runtime.loss_scaling import LossScaling
 
 if TYPE_CHECKING:
     from notebook_launcher.runtime.backends import Backend
@@ -40,6 +42,10 @@ class Precision:
             return contextlib.nullcontext()
         return torch.autocast(self.device_type, dtype=self.dtype, enabled=enabled)
 
+    def new_scaling(self) -> LossScaling | None:
+        """Loss scaling for one accumulation group; None where gradients keep their range without."""
+        return LossScaling(self.device_type) if self.name == "fp16" else None
+
 
 def choose(name: str, backend: Backend, why: str) -> Precision:
     """The precision ``name`` on ``backend``; ``why`` says how the device came to be chosen.
@@ -48,11 +54,10 @@ def choose(name: str, backend: Backend, why: str) -> Precision:
     """
     if name not in DTYPES:
         raise unknown_name("mixed_precision", name, DTYPES)
-    refusal = backend.refusals.get(name)
+    refusal = backend.refusals[name]
     if refusal:
-        able = " or ".join(repr(other) for other in DTYPES if other not in backend.refusals)
         raise ConfigError(
             f"mixed_precision={name!r} can't be used on the device {backend.device_type!r}: {refusal}. The device is "
-            f"{backend.device_type!r} because {why}. Use mixed_precision={able}, or another device."
+            f"{backend.device_type!r} because {why}. Use mixed_precision={usable(backend.refusals)}, or another device."
         )
     return Precision(name, backend.device_type)

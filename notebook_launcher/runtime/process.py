@@ -6,14 +6,14 @@ import dataclasses
 import enum
 from typing import TYPE_CHECKING
 
+import torch
 import torch.distributed as dist
 
+from notebook_launcher.core import config
 from notebook_launcher.core.errors import ConfigError
 from notebook_launcher.runtime import backends
 
 if TYPE_CHECKING:
-    import torch
-
     from notebook_launcher.core.world import World
     from notebook_launcher.runtime.backends import Backend
 
@@ -58,7 +58,12 @@ class Process:
 
 
 def place(world: World, *, cpu: bool = False) -> Process:
-    """This process with its device chosen; it has not met the others yet."""
+    """This process with its device chosen; it has not met the others yet.
+
+    A process group that is there already says which rank this is; raises ``ConfigError`` where the launch says another.
+    """
+    if dist.is_available() and dist.is_initialized():
+        world = _world_of_group(world, cpu=cpu)
     backend, why = backends.select(world, cpu=cpu)
     return Process(world, backend, why)
 
@@ -66,7 +71,7 @@ def place(world: World, *, cpu: bool = False) -> Process:
 def join(process: Process) -> Process:
     """Meet the others: make the process group, unless there is one, or nobody to meet.
 
-    Raises ``ConfigError`` where torch can't do it, or where the group that is there is another run's.
+    Raises ``ConfigError`` where torch can't do it.
     """
     world, backend = process.world, process.backend
     if world.world_size == 1:
@@ -77,17 +82,38 @@ def join(process: Process) -> Process:
             "process, or install a build that has it"
         )
     if not dist.is_initialized():
-        # The numbers spelled out serve a Slurm step too, where the variables of torch's env:// are not set.
         dist.init_process_group(
             backend.process_group,
-            init_method=f"tcp://{world.main_address}:{world.main_port}",
+            init_method=_meeting_point(world),
             rank=world.rank,
             world_size=world.world_size,
             device_id=None if backend.device.index is None else backend.device,
         )
-    if dist.get_world_size() != world.world_size:
-        raise ConfigError(
-            f"the process group that was made before has {dist.get_world_size()} processes, and this run has "
-            f"{world.world_size}; destroy it first (torch.distributed.destroy_process_group())"
-        )
     return process
+
+
+def _meeting_point(world: World) -> str:
+    """Torch's ``env://`` wherever its variables are set: it leads to the store that the launcher or torchrun serves."""
+    environment = config.snapshot()
+    if "MASTER_ADDR" in environment and "MASTER_PORT" in environment:
+        return "env://"
+    return f"tcp://{world.main_address}:{world.main_port}"  # a Slurm step
+
+
+def _world_of_group(world: World, *, cpu: bool) -> World:
+    """``world`` with rank and size of the process group that the user's code made."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    if (rank, size) == (world.rank, world.world_size):
+        return world
+    if world.launched or world.world_size > 1 or world.main_port:
+        raise ConfigError(
+            f"the process group that was made before says that this is rank {rank} of {size}, and the launch (RANK and "
+            f"WORLD_SIZE in the environment) says rank {world.rank} of {world.world_size}. Make the group with "
+            "init_process_group() alone, which takes the launch's numbers, or destroy it before this Accelerator "
+            "(torch.distributed.destroy_process_group())."
+        )
+    # Nobody has said how many processes share a machine: as many as it has accelerators, on the CPU all of them.
+    here = torch.accelerator.device_count() if torch.accelerator.is_available() and not cpu else size
+    told = {"RANK": str(rank), "WORLD_SIZE": str(size)}
+    guessed = {"LOCAL_WORLD_SIZE": str(min(size, here)), "MASTER_PORT": "1"}  # the port is that of the group, unused
+    return config.world({**guessed, **config.snapshot(), **told})

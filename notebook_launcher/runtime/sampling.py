@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import collections
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.data import DistributedSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
+import torch.distributed as dist
+from torch.utils.data import (
+    BatchSampler,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 
 from notebook_launcher.runtime import gather, sharding
 
@@ -14,7 +23,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 _SHUFFLERS = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
+_SAME_EVERYWHERE = (SequentialSampler, BatchSampler, *_SHUFFLERS)  # given the same generator
 _MAX_SEED = 2**63 - 1
+_MAX_AHEAD = 2**16  # items of a sampler of known length that are drawn before the first is used
+_AHEAD = 64  # of one that may go on for ever
 
 Notes = collections.deque[sharding.Round[Any]]
 
@@ -24,7 +36,8 @@ def samplers_of(base: Any) -> list[Any]:
     found: list[Any] = []
     while base is not None and len(found) < _MAX_DEPTH:
         found.append(base)
-        base = getattr(base, "sampler", None) or getattr(base, "batch_sampler", None)
+        inner = getattr(base, "sampler", None)
+        base = getattr(base, "batch_sampler", None) if inner is None else inner
     return found
 
 
@@ -43,9 +56,9 @@ class Epochs:
     """Counts the epochs of one loader, and gives each its order.
 
     A shuffling sampler without a generator of its own is lent one, seeded by (seed, epoch). The seed is rank 0's next
-    random number when the first epoch begins, where torch draws it too: so a loop seeded as in plain torch reads the
-    same first epoch, and any number of processes reads the same order in all of them. A sampler with a generator keeps
-    it; the ranks' are made equal.
+    random number when the first epoch begins, where torch draws it too: so ``shuffle=True``, seeded as in plain torch,
+    reads the same first epoch, and any number of processes reads the same order in all of them. A sampler with a
+    generator keeps it; the ranks' are made equal.
     """
 
     def __init__(self, base: Any, dataset: Any, num_ranks: int) -> None:
@@ -70,17 +83,21 @@ class Epochs:
         self._was_set = True
         self._tell(epoch, self._listeners)
 
-    def begin(self) -> None:
-        """Start the next epoch: every rank calls this, and then draws its first index."""
-        epoch = self.epoch
-        self.epoch += 1
+    def announce(self) -> None:
+        """Every rank calls this before it asks its samplers for the next epoch's order; again does no harm."""
         # Whoever sets a sampler's epoch without us has taken over its count.
-        self._tell(epoch, [thing for thing in self._listeners if getattr(thing, "epoch", self._told) == self._told])
+        listeners = [thing for thing in self._listeners if getattr(thing, "epoch", self._told) == self._told]
+        self._tell(self.epoch, listeners)
         for generator, first_seed in self._own:
             if self._was_set:
-                generator.manual_seed((first_seed + epoch) % _MAX_SEED)
+                generator.manual_seed((first_seed + self.epoch) % _MAX_SEED)
             if self._num_ranks > 1:
                 generator.set_state(gather.broadcast_object(generator.get_state()))
+
+    def begin(self) -> None:
+        """Start the epoch that was announced: every rank calls this, and then draws its first index."""
+        epoch = self.epoch
+        self.epoch += 1
         if not self._lent:
             return
         if self.seed is None:
@@ -100,6 +117,40 @@ class Epochs:
         self._told = epoch
 
 
+def agreed(base: Any, num_ranks: int) -> Iterator[Any]:
+    """What ``base`` yields, the same on every rank: rank 0's, where ranks that draw for themselves may differ."""
+    stream: Iterator[Any] = iter(base)
+    if num_ranks == 1 or all(type(sampler) in _SAME_EVERYWHERE for sampler in samplers_of(base)):
+        return stream
+    try:
+        num_items = min(len(base) + 1, _MAX_AHEAD)
+    except TypeError:
+        num_items = _AHEAD
+    return _from_first_rank(stream, num_items)
+
+
+def _from_first_rank(stream: Iterator[Any], num_items: int) -> Iterator[Any]:
+    """Rank 0's items, ``num_items`` in a message.
+
+    Every rank draws its own too and drops them: so the random numbers that are drawn, and those that come after them,
+    are on each rank the ones of plain torch.
+    """
+    rank = dist.get_rank()
+    while True:
+        try:
+            drawn = list(itertools.islice(stream, num_items))
+        except BaseException:
+            if rank == 0:
+                gather.broadcast_object(None)  # the others wait for it
+            raise
+        items = gather.broadcast_object(drawn if rank == 0 else None)
+        if items is None:
+            return
+        yield from items
+        if len(items) < num_items:
+            return
+
+
 class SharedSampler:
     """Draws from the loader's own (batch) sampler and yields this rank's share, a batch (or an index) at a time.
 
@@ -117,7 +168,10 @@ class SharedSampler:
     def __iter__(self) -> Iterator[Any]:
         """Begin a pass; the epoch begins when its first index is drawn."""
         self.notes = collections.deque()
-        return self._draw(self.notes)
+        self.epochs.announce()
+        # Some samplers draw their order here, others at the first index: each where it does in plain torch.
+        batches = agreed(self.base, self.plan.num_ranks)
+        return self._draw_alone(batches, self.notes) if self.plan.num_ranks == 1 else self._draw(batches, self.notes)
 
     def __len__(self) -> int:
         """Batches of this rank's share; raises ``TypeError`` where the sampler has no length."""
@@ -129,11 +183,24 @@ class SharedSampler:
             raise AttributeError(name)
         return getattr(self.base, name)
 
-    def _draw(self, notes: Notes) -> Iterator[Any]:
+    def _draw_alone(self, batches: Iterator[Any], notes: Notes) -> Iterator[Any]:
+        """The same where there is nobody to share with: nothing is dealt out, and only the end is to be known."""
+        self.epochs.begin()
+        for held in itertools.islice(batches, 1):
+            self.epochs.started()
+            batch = held
+            for ahead in batches:
+                notes.append(sharding.GOES_ON)
+                yield batch
+                batch = ahead
+            notes.append(sharding.alone_at_end(batch, sharding.INDICES))
+            yield batch
+
+    def _draw(self, batches: Iterator[Any], notes: Notes) -> Iterator[Any]:
         rank = self._rank
         self.epochs.begin()
         has_started = False
-        for round_ in sharding.rounds(self.base, self.plan, sharding.INDICES):
+        for round_ in sharding.rounds(batches, self.plan, sharding.INDICES):
             if not has_started:
                 self.epochs.started()
                 has_started = True

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
 Batch = TypeVar("Batch")
-_GOES_ON, _ENDS = (False,), (True,)
 
 
 class Round(NamedTuple, Generic[Batch]):
@@ -30,6 +29,11 @@ class Round(NamedTuple, Generic[Batch]):
     sizes: tuple[int, ...]
     counts: tuple[int, ...]
     is_last: tuple[bool, ...]  # by rank: it gets no batch after this one
+
+
+GOES_ON: Round[Any] = Round(
+    [], (), (), (False,)
+)  # where there is one rank, whose batches need no counting before the last
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -99,15 +103,19 @@ def num_rounds(num_batches: int, plan: Plan, rank: int) -> int:
 
 def _alone(batches: Iterable[Batch], operations: Operations[Batch]) -> Iterator[Round[Batch]]:
     stream = iter(batches)
-    size = operations.size
     for batch in itertools.islice(stream, 1):
         held = batch
         for ahead in stream:
-            sizes = (size(held),)
-            yield Round([held], sizes, sizes, _GOES_ON)
+            sizes = (operations.size(held),)
+            yield Round([held], sizes, sizes, GOES_ON.is_last)
             held = ahead
-        sizes = (size(held),)
-        yield Round([held], sizes, sizes, _ENDS)
+        yield alone_at_end(held, operations)
+
+
+def alone_at_end(batch: Batch, operations: Operations[Batch]) -> Round[Batch]:
+    """The last batch of a stream that nobody shares."""
+    sizes = (operations.size(batch),)
+    return Round([batch], sizes, sizes, (True,))
 
 
 def _deal(batches: Iterable[Batch], plan: Plan, operations: Operations[Batch]) -> Iterator[Round[Batch]]:

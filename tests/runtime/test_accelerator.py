@@ -179,6 +179,22 @@ def test_a_number_of_steps_that_is_none(steps):
         Accelerator(cpu=True, gradient_accumulation_steps=steps)
 
 
+@pytest.mark.parametrize("steps", [0, -1, 1.5, "4", None])
+def test_the_number_of_steps_can_not_be_set_to_none(steps):
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    with pytest.raises(ConfigError, match=rf"gradient_accumulation_steps={steps!r}.*1 or more"):
+        accelerator.gradient_accumulation_steps = steps
+    assert accelerator.gradient_accumulation_steps == 2
+
+
+def test_the_number_of_steps_can_be_changed():
+    accelerator = Accelerator(cpu=True)
+    accelerator.gradient_accumulation_steps = 2
+    model = nn.Linear(1, 1, bias=False)
+    accelerator.backward(model(torch.ones(1, 1)).sum())
+    assert model.weight.grad.item() == 0.5
+
+
 def clipped():
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
     model = nn.Linear(1, 1, bias=False)

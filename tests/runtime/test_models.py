@@ -112,6 +112,23 @@ def test_autocast_alone():
         assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.float32
 
 
+class Encoding(Model):
+    def encode(self, x):
+        return self.linear(x)
+
+
+@pytest.mark.parametrize("num_processes", [1, 2])
+def test_a_method_that_does_not_call_the_model_computes_as_the_code_around_it(on_ranks, num_processes):
+    def encoded():
+        accelerator = Accelerator(cpu=True, mixed_precision="bf16")
+        model = accelerator.prepare(Encoding())
+        with accelerator.autocast():
+            inside = model.encode(torch.ones(1, 2))
+        return str(model.encode(torch.ones(1, 2)).dtype), str(inside.dtype)
+
+    assert on_ranks(encoded, num_processes=num_processes) == [("torch.float32", "torch.bfloat16")] * num_processes
+
+
 def compiled():
     found = []
     for precision in PRECISIONS:

@@ -32,13 +32,14 @@ class Backend:
     device: torch.device  # this process's own
     process_group: str  # the name that init_process_group takes
     distributed_type: str  # Accelerate's word for several processes on it
-    refusals: dict[str, str]  # precision that it can't do -> why
+    refusals: dict[str, str]  # precision -> why it can't do it, "" where it can; see core.precisions
 
 
 def select(world: World, *, cpu: bool) -> tuple[Backend, str]:
     """The backend for this process, and why it is that one.
 
-    ``cpu`` is ``Accelerator(cpu=True)``; raises ``ConfigError`` where it contradicts the launch.
+    ``cpu`` is ``Accelerator(cpu=True)``; raises ``ConfigError`` where it contradicts the launch, or where the processes
+    can't have that device.
     """
     from notebook_launcher.runtime.backends.torch_devices import accelerator_type
 
@@ -54,4 +55,4 @@ def select(world: World, *, cpu: bool) -> tuple[Backend, str]:
         found = accelerator_type()
         name = found or "cpu"
         why = f"torch found {found!r}" if found else "torch found no accelerator on this machine"
-    return BACKENDS.load(name)(world.local_rank), why
+    return BACKENDS.load(name)(world), why

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import platform
+from typing import TYPE_CHECKING
+
 import torch
 
 from notebook_launcher.core.errors import ConfigError
+from notebook_launcher.core.precisions import DeviceFacts, refusals
 from notebook_launcher.runtime.backends import Backend
+
+if TYPE_CHECKING:
+    from notebook_launcher.core.world import World
 
 
 def accelerator_type() -> str | None:
@@ -16,66 +23,80 @@ def accelerator_type() -> str | None:
     return found.type if found is not None else None
 
 
-def cpu(local_rank: int) -> Backend:
+def cpu(world: World) -> Backend:
     """The CPU: every process shares it."""
-    del local_rank
+    del world
     return Backend(
         "cpu",
         torch.device("cpu"),
         process_group="gloo",
         distributed_type="MULTI_CPU",
-        refusals={"fp16": "CPUs compute fp16 slower than fp32, and bf16 needs no loss scaling"},
+        refusals=refusals("cpu"),
     )
 
 
-def cuda(local_rank: int) -> Backend:
+def cuda(world: World) -> Backend:
     """One CUDA or ROCm device a process; torch calls both "cuda"."""
-    device = _own_device("cuda", local_rank)
-    refusals = {} if torch.cuda.is_bf16_supported() else {"bf16": f"{torch.cuda.get_device_name(device)} has no bf16"}
+    device = _own_device("cuda", world)
+    facts = DeviceFacts(
+        name=torch.cuda.get_device_name(device),
+        capability=torch.cuda.get_device_capability(device),
+        is_rocm=torch.version.hip is not None,
+    )
     return Backend(
         "cuda",
         device,
         process_group="cpu:gloo,cuda:nccl",
         distributed_type="MULTI_GPU",
-        refusals=refusals | {"fp16": _NO_SCALER},
+        refusals=refusals("cuda", facts),
     )
 
 
-def mps(local_rank: int) -> Backend:
-    """Apple's GPU: there is one, so every process shares it."""
-    del local_rank
+def mps(world: World) -> Backend:
+    """Apple's GPU, for one process: there is one, and no process group carries its tensors."""
+    if world.world_size > 1:
+        raise ConfigError(
+            f"{world.world_size} processes can't train on an Apple GPU ('mps'): a machine has one, and torch can't "
+            "exchange its tensors between processes. Launch with num_processes=1, or with device='cpu'."
+        )
+    macos, version = (_version(text) for text in (platform.mac_ver()[0], torch.__version__))
     return Backend(
         "mps",
         torch.device("mps"),
         process_group="gloo",
-        distributed_type="MPS",
-        refusals={"fp16": _NO_SCALER},
+        distributed_type="NO",
+        refusals=refusals("mps", DeviceFacts(macos=macos, torch=version)),
     )
 
 
-def xpu(local_rank: int) -> Backend:
+def xpu(world: World) -> Backend:
     """One Intel GPU a process."""
-    device = _own_device("xpu", local_rank)
+    device = _own_device("xpu", world)
+    properties = torch.xpu.get_device_properties(device)
+    facts = DeviceFacts(name=properties.name, has_native_bf16=getattr(properties, "has_bfloat16_conversions", None))
     return Backend(
         "xpu",
         device,
         process_group="cpu:gloo,xpu:xccl",
         distributed_type="MULTI_XPU",
-        refusals={"fp16": _NO_SCALER},
+        refusals=refusals("xpu", facts),
     )
 
 
-_NO_SCALER = "the loss scaling that fp16 needs is not there yet in this version"
+def _version(text: str) -> tuple[int, int] | None:
+    """Major and minor of a version such as "14.5" or "2.13.0+cpu"; None for "", macOS's version elsewhere."""
+    major, *rest = text.split(".")
+    return (int(major), int(rest[0]) if rest else 0) if major else None
 
 
-def _own_device(device_type: str, local_rank: int) -> torch.device:
+def _own_device(device_type: str, world: World) -> torch.device:
     module = torch.get_device_module(device_type)
     count = module.device_count()
-    if local_rank >= count:
+    if world.local_rank >= count:
         raise ConfigError(
-            f"local rank {local_rank} has no {device_type} device of its own: {count} can be seen here. Launch at most "
-            f"{count} processes on this machine, or check which devices are visible"
+            f"local rank {world.local_rank} has no {device_type} device of its own: {count} can be seen here. Launch "
+            f"at most {count} processes on this machine, or check which devices are visible"
         )
-    device = torch.device(device_type, local_rank)
+    device = torch.device(device_type, world.local_rank)
     module.set_device(device)
     return device

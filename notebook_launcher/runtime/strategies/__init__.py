@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
+from notebook_launcher.core.errors import ConfigError
 from notebook_launcher.core.strategies import STRATEGIES
 
 if TYPE_CHECKING:
@@ -49,8 +50,17 @@ class Strategy(Protocol):
 
 
 def create(name: str | None, process: Process) -> Strategy:
-    """The strategy ``name`` for this process; None chooses: one process needs none, several train data-parallel."""
+    """The strategy ``name`` for this process; None chooses: one process needs none, several train data-parallel.
+
+    Raises ``ConfigError`` for a name that isn't known, or that doesn't go with the number of processes.
+    """
     if process.num_processes == 1 and name in {None, "ddp"}:
         name = "single"
+    if process.num_processes > 1 and name == "single":
+        raise ConfigError(
+            f"strategy='single' trains on one process, and this run has {process.num_processes}: each would train a "
+            "model of its own. Use strategy='ddp', or leave it out, to train one model on all of them; or launch with "
+            "num_processes=1."
+        )
     strategy: Strategy = STRATEGIES.load(name or "ddp")(process)
     return strategy

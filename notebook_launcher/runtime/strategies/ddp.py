@@ -52,20 +52,20 @@ class DistributedModel(DistributedDataParallel):
 
 
 class _NoSync:
-    """``DistributedDataParallel.no_sync``, made once and entered many times."""
+    """``DistributedDataParallel.no_sync``, made once and entered many times, also within itself."""
 
     __slots__ = ("_before", "_model")
 
     def __init__(self, model: DistributedDataParallel) -> None:
         self._model = model
-        self._before = True
+        self._before: list[bool] = []
 
     def __enter__(self) -> None:
-        self._before = self._model.require_backward_grad_sync
+        self._before.append(self._model.require_backward_grad_sync)
         self._model.require_backward_grad_sync = False
 
     def __exit__(self, *exception: object) -> None:
-        self._model.require_backward_grad_sync = self._before
+        self._model.require_backward_grad_sync = self._before.pop()
 
 
 @final
