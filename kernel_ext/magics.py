@@ -8,13 +8,17 @@ import contextlib
 import dataclasses
 import difflib
 import inspect
+import sys
+import time
+import traceback
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class, no_var_expand
 from IPython.utils.text import DollarFormatter
 
-from notebook_launcher.core.errors import ConfigError, PayloadError
+from notebook_launcher.core.cell_labels import in_cells
+from notebook_launcher.core.errors import ConfigError, NotebookLauncherError, PayloadError
 from notebook_launcher.core.registry import unknown_name
 from notebook_launcher.kernel_ext.completion import COMMANDS
 
@@ -33,6 +37,8 @@ _LAUNCH_PURPOSE = (
     "cell runs on every rank and its last expression is the rank's result. Gives back the Run: results, logs, stop()."
 )
 _GOING_ON = ("starting", "running", "stopping")
+_STOP_WAIT_S = 5.0
+_SLICE_S = 0.05
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,23 +97,39 @@ class LauncherMagics(Magics):
             elif words[0] == "status":
                 _show("\n".join(map(repr, self._entry_points().history())) or "no run yet in this kernel")
             else:
-                going_on = [run for run in self._entry_points().history() if run.status in _GOING_ON]
-                for run in going_on:
-                    run.stop()
-                _show("\n".join(map(repr, going_on)) or "no run is going on")
+                _show("\n".join(_stop(self._entry_points().history())))
 
     def _launch(self, given: Arguments, source: str, name: str) -> Run:
         from notebook_launcher.core.config import LaunchConfig
 
         config = LaunchConfig.make(given.config, **given.options)
         entry_points = self._entry_points()
-        filename = self._ip.compile.cache(source, self._ip.execution_count)
-        _check_syntax(source, filename)
-        payload = entry_points.for_cell(source, self._ip.user_ns, filename, name=name)
+        try:
+            payload = entry_points.for_cell(source, self._ip.user_ns, self._filename(source), name=name)
+        except SyntaxError as error:
+            raise CellSyntaxError(error) from None
         run = entry_points.launch_payload(payload, config, wait=not given.background)
         if given.save:
             self._ip.push({given.save: run.results})
         return run
+
+    def _filename(self, source: str) -> str:
+        """The name that tracebacks show for the source: that of the cell whose line calls the magic."""
+        number, _ = self._place()
+        if hasattr(self._ip.compile, "_filename_map"):
+            return str(self._ip.compile.cache(source, number))
+        return f"Cell In[{number}]"  # up to IPython 7, which would name a temporary file
+
+    def _place(self) -> tuple[int, int]:
+        """The number of the cell whose code calls the magic, and the line in it, counted from 1."""
+        number = self._ip.displayhook.prompt_count  # execution_count is the next cell's in some versions of IPython
+        frame = sys._getframe()  # noqa: SLF001 - the documented way to look at the callers
+        while frame is not None and frame.f_globals is not self._ip.user_global_ns:
+            frame = frame.f_back  # type: ignore[assignment]
+        if frame is None:
+            return number, 1
+        numbers = getattr(self._ip.compile, "_filename_map", {})
+        return numbers.get(frame.f_code.co_filename, number), frame.f_lineno
 
     def _expand(self, value: str) -> str:
         """``{n}`` and ``$n`` in an option's value, as in other magics; the Python after the options is left alone."""
@@ -133,7 +155,7 @@ class LauncherMagics(Magics):
             hint = f" Did you mean {given.rest}()?" if isinstance(tree, ast.Name | ast.Attribute) else ""
             raise ConfigError(f"%launch needs a call, such as {_EXAMPLE}; {given.rest!r} is none.{hint}")
         _check_call(tree, self._ip.user_ns)
-        return given.rest, ast.unparse(tree.func)
+        return "\n" * (self._place()[1] - 1) + given.rest, ast.unparse(tree.func)
 
     def _body(self, given: Arguments, line: str, cell: str) -> tuple[str, str]:
         """The cell's body as Python, its lines numbered as in the cell."""
@@ -146,8 +168,16 @@ class LauncherMagics(Magics):
         return source, "cell"
 
 
-def _check_syntax(source: str, filename: str) -> None:
-    compile(source, filename, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+class CellSyntaxError(NotebookLauncherError):
+    """A launched cell is no Python. Not a ``SyntaxError``: IPython would show those with all frames of the magic."""
+
+    def __init__(self, error: SyntaxError) -> None:
+        super().__init__(f"{error.msg} (line {error.lineno})")
+        self._told = "".join(traceback.format_exception_only(error))
+
+    def _render_traceback_(self) -> list[str]:
+        """The place, the line, a mark under what is wrong, and what is wrong with it."""
+        return in_cells(self._told).splitlines()
 
 
 # --- the call, checked in the kernel ----------------------------------------------------------------------------------
@@ -202,11 +232,30 @@ def _one_line_errors() -> Iterator[None]:
     try:
         yield
     except (ConfigError, PayloadError) as error:
+        if getattr(error, "run", None) is not None:
+            raise  # a rank's own, with its rank and traceback
         _usage_error(error)
 
 
 def _usage_error(error: Exception) -> NoReturn:
     raise UsageError("\n".join([str(error), *getattr(error, "__notes__", ())])) from error
+
+
+def _stop(history: Sequence[Run]) -> Iterator[str]:
+    """Ask every run that goes on to stop, and give each one's state once it has ended, or after a few seconds."""
+    asked = [run for run in history if run.status in _GOING_ON]
+    for run in asked:
+        run.stop()
+    if not asked:
+        yield "no run is going on"
+        return
+    yield f"asked {len(asked)} run{'s' * (len(asked) > 1)} to stop:"
+    deadline_s = time.monotonic() + _STOP_WAIT_S
+    while (left := [run for run in asked if run.status in _GOING_ON]) and time.monotonic() < deadline_s:
+        time.sleep(_SLICE_S)
+    yield from map(repr, asked)
+    if left:
+        yield "its ranks have not ended yet: %launcher stop once more kills them"
 
 
 def _show(text: str) -> None:

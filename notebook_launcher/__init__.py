@@ -1,4 +1,4 @@
-"""Run a notebook's function on every GPU, TPU core, Apple or CPU process of the machine, and get everything back."""
+"""Run a notebook's function on every GPU of the machine, or in several CPU processes, and get everything back."""
 
 from __future__ import annotations
 

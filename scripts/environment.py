@@ -37,10 +37,13 @@ def check_python() -> None:
         )
 
 
-def ensure(folder: str, extras: set[str], constraints: Path, packages: tuple[str, ...] = ()) -> Path:
+def ensure(
+    folder: str, extras: set[str], constraints: Path, packages: tuple[str, ...] = (), *, compiled: bool = False
+) -> Path:
     """The interpreter of the environment ``folder`` (in the clone), with the project and ``extras`` installed.
 
-    A stamp in the environment holds what it was made from, so that a second call installs nothing.
+    A stamp in the environment holds what it was made from, so that a second call installs nothing. ``compiled``: every
+    module's bytecode is made now, on all cores, and not when it is first imported, where a test might wait for it.
     """
     environment = ROOT / folder
     python = environment / "bin" / "python"
@@ -56,7 +59,10 @@ def ensure(folder: str, extras: set[str], constraints: Path, packages: tuple[str
     project = f"{ROOT}[{','.join(sorted(extras))}]" if extras else str(ROOT)
     say(f"Installing the project and what it needs into {folder} (torch among it: minutes on a first run) ...")
     started = time.monotonic()
-    pip(python, "install", "--constraint", str(constraints), *packages, "--editable", project)
+    # pip would compile every module, on one core and one after the other: as long again as all the rest.
+    pip(python, "install", "--no-compile", "--constraint", str(constraints), *packages, "--editable", project)
+    if compiled:  # some packages hold templates that are no Python: they stay as they are
+        subprocess.call([python, "-m", "compileall", "-qq", "-j", "0", environment / "lib"], stdin=subprocess.DEVNULL)
     say(f"Installed in {time.monotonic() - started:.0f} s.")
     stamp.write_text(json.dumps({"key": key, "extras": sorted(extras)}))
     return python

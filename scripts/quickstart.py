@@ -22,10 +22,10 @@ def main() -> int:
     python = environment.ensure(".venv", {"lab"}, environment.CONSTRAINTS)
     variables = environment.clean_variables()
     if options.lab:
-        as_root = (
-            ["--allow-root"] if os.geteuid() == 0 else []
-        )  # JupyterLab refuses root, as containers are, without it
-        return subprocess.call([python, "-m", "jupyterlab", *as_root, NOTEBOOK], cwd=environment.ROOT, env=variables)
+        settings = [f"--ServerApp.root_dir={environment.ROOT}"]  # not the notebook's folder: output/ can be opened too
+        if os.geteuid() == 0:
+            settings.append("--allow-root")  # JupyterLab refuses root, as containers are, without it
+        return subprocess.call([python, "-m", "jupyterlab", *settings, NOTEBOOK], cwd=environment.ROOT, env=variables)
     script = environment.ROOT / "scripts" / "execute_notebook.py"
     return subprocess.call([python, script, NOTEBOOK, EXECUTED], cwd=environment.ROOT, env=variables)
 

@@ -33,10 +33,14 @@ def lint(python: Path) -> bool:
 
 
 def types(python: Path) -> bool:
-    """Types, on an installed copy: only there do kernel_ext/ and widgets/ have the names they are imported by."""
-    shutil.rmtree(ROOT / "build", ignore_errors=True)  # setuptools would install modules that are no more from there
+    """Types, on a copy laid out as installed: only there are kernel_ext/ and widgets/ found by their names."""
+    import tomllib  # not above: an older Python is to reach the sentence that says so
+
     copy = ROOT / "build" / "typed"
-    environment.pip(python, "install", "--no-deps", "--target", str(copy), str(ROOT))
+    shutil.rmtree(copy, ignore_errors=True)
+    mapped = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-dir"]
+    for name, folder in {"notebook_launcher": "notebook_launcher", **mapped}.items():
+        shutil.copytree(ROOT / folder, copy.joinpath(*name.split(".")), ignore=shutil.ignore_patterns("__pycache__"))
     settings: list[str | Path] = ["--config-file", ROOT / "pyproject.toml", "--cache-dir", ROOT / ".mypy_cache"]
     package = run([python, "-m", "mypy", *settings, "-p", "notebook_launcher"], copy)
     return run([python, "-m", "mypy", *settings, "."], ROOT / "scripts") and package
@@ -65,7 +69,7 @@ def main() -> int:
     if unknown:
         parser.error(f"unknown step {', '.join(unknown)}: the steps are {', '.join(STEPS)}")
     environment.check_python()
-    python = environment.ensure(".venv", {"lab", "test"}, environment.CONSTRAINTS)
+    python = environment.ensure(".venv", {"lab", "test"}, environment.CONSTRAINTS, compiled=True)
     failed = []
     for name in wanted:
         environment.say(f"\n=== {name}: {STEPS[name].__doc__}")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from notebook_launcher.launcher.sgr import without_colours
 from notebook_launcher.widgets.ansi import on_any_theme, to_html
+from notebook_launcher.widgets.containment import contained
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -95,7 +96,7 @@ def rank_heading(rank: int) -> str:
 def _display_body(display: Display) -> str:
     data = display.data
     if "text/html" in data:
-        return str(data["text/html"])
+        return contained(str(data["text/html"]))
     if "image/svg+xml" in data:
         return _image("image/svg+xml", str(data["image/svg+xml"]).encode())
     for kind in ("image/png", "image/jpeg", "image/gif"):

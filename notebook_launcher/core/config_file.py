@@ -1,20 +1,21 @@
 """Configuration files: Accelerate's YAML, read into a launch's options and written back with nothing lost.
 
 ``distributed_type``, ``use_cpu``, ``gpu_ids`` and the total ``num_processes`` are Accelerate's way to say device,
-strategy, device ids and processes a machine. An option that Accelerate has no key for stands in a section
-``notebook_launcher``, written only when it is needed, so that other files stay readable for Accelerate.
+strategy, device ids and processes a machine. An option that was set and that Accelerate has no key for stands in a
+section ``notebook_launcher``, which Accelerate refuses, as it does every key that it doesn't know: the section is
+written only when there is such an option, and the head of the file says so.
 """
 
 from __future__ import annotations
 
 import os
-import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from notebook_launcher.core.errors import ConfigError
+from notebook_launcher.core.notices import warn
 from notebook_launcher.core.registry import unknown_name
 
 if TYPE_CHECKING:
@@ -49,60 +50,72 @@ _TRANSLATED = {
     *_SAME,
 }
 
-# Kept without a warning: a strategy reads its own section from ``extra``, the others change nothing on one machine.
-_KEPT = {
-    "debug",
-    "deepspeed_config",
-    "downcast_bf16",
-    "dynamo_config",
-    "enable_cpu_affinity",
-    "fsdp_config",
-    "main_training_function",
-    "parallelism_config",
-    "rdzv_backend",
-    "same_network",
-    "tpu_env",
-    "tpu_name",
-    "tpu_use_cluster",
-    "tpu_use_sudo",
-    "tpu_vm",
-    "tpu_zone",
+_NO: tuple[Any, ...] = (None, False, "no", "NO", "")
+_NONE: tuple[Any, ...] = (None, [], {}, "")
+# Accelerate's keys without a meaning here: they are kept, and named in a warning unless they hold Accelerate's default.
+_NOTHING_ASKED: dict[str, tuple[Any, ...]] = {
+    "debug": _NO,
+    "downcast_bf16": _NO,
+    "dynamo_backend": _NO,
+    "enable_cpu_affinity": _NO,
+    "rdzv_backend": (None, "static"),
+    "tpu_use_cluster": _NO,
+    "tpu_use_sudo": _NO,
+    **dict.fromkeys(("command_file", "commands", "tpu_env", "tpu_name", "tpu_vm", "tpu_zone"), (*_NONE, [""])),
+    **dict.fromkeys(("fp8_config", "ipex_config", "megatron_lm_config", "mpirun_config"), _NONE),
+    "parallelism_config": _NONE,
+    "dynamo_config": (*_NONE, *({"dynamo_backend": name} for name in ("NO", "no", None))),
 }
+# Whatever they hold: a strategy reads its own section, the launch names the function, the main machine has an address.
+_SILENT = ("deepspeed_config", "fsdp_config", "main_training_function", "same_network")
+
+_HEAD_SECTION = "# Accelerate refuses this file: it has no keys for the options in the section notebook_launcher.\n"
+_HEAD_AUTO = "# Accelerate has no word for device 'auto' and would start one process from this file.\n"
 
 
 def read(path: str | os.PathLike[str]) -> dict[str, Any]:
     """The options that the file sets, by name; every other key is under ``extra``.
 
-    Warns once of keys that have no meaning here. Raises ``ConfigError``, with the path, for a file that can't be read.
+    Warns once of keys that ask for something and have no meaning here. Raises ``ConfigError``, with the path, for a
+    file that can't be read.
     """
     where = os.fspath(path)
     keys = _parsed(where)
     options = _options(keys, where)
-    unknown = sorted(set(options.get("extra", {})) - _KEPT)
-    if unknown:
-        warnings.warn(
-            f"{where}: without a meaning here, so without effect, but kept and written back: {', '.join(unknown)}.",
-            UserWarning,
-            stacklevel=3,
-        )
+    without = sorted(name for name, value in options.get("extra", {}).items() if _asks(name, value))
+    if without:
+        warn(f"{where}: without a meaning here, so without effect, but kept and written back: {', '.join(without)}.")
     return options
+
+
+def _asks(name: str, value: Any) -> bool:
+    """Whether a key that is kept asks for something, so that a person should hear that nothing comes of it."""
+    return name not in _SILENT and value not in _NOTHING_ASKED.get(name, (None,))
 
 
 def write(path: str | os.PathLike[str], options: Mapping[str, Any]) -> None:
     """Write ``options``, those that aren't default, so that ``read`` gives just these back.
 
-    Raises ``ConfigError``, with the path, where that can't be.
+    Only a strategy that was left open comes back as ``ddp`` where Accelerate's word for several GPUs says so. Raises
+    ``ConfigError``, with the path, where it can't be written.
     """
     where = os.fspath(path)
+    options = {"num_machines": 1, "machine_rank": 0, **options}  # Accelerate's own files always say these
     keys = _keys(options)
     # What a reader would make of these keys decides what is left to say in our own section.
     told = _options(keys, where)
     names = {*options, *told} - {"extra"}
     rest = {name: options.get(name) for name in sorted(names) if options.get(name) != told.get(name)}
+    if rest.get("strategy", "") is None:
+        del rest["strategy"]
+    head = ""
     if rest:
         keys[_SECTION] = rest
+        head = _HEAD_SECTION
+    elif keys["distributed_type"] == "NO" and "device" not in options and keys.get("num_processes", 1) > 1:
+        head = _HEAD_AUTO
     try:
-        text = yaml.safe_dump(keys, allow_unicode=True)
+        text = head + yaml.safe_dump(keys, allow_unicode=True)
         Path(where).write_text(text, encoding="utf-8")
     except yaml.YAMLError as error:
         raise ConfigError(f"{where} can't be written: the options hold what YAML can't say ({error}).") from None
@@ -207,7 +220,7 @@ def _num_processes(keys: Mapping[str, Any], where: str) -> Any:
 def _keys(options: Mapping[str, Any]) -> dict[str, Any]:
     keys = dict(options.get("extra", {}))
     keys.pop(_SECTION, None)
-    device, count, num_machines = options.get("device"), options.get("num_processes"), options.get("num_machines", 1)
+    device, count, num_machines = options.get("device"), options.get("num_processes"), options["num_machines"]
     keys["compute_environment"] = "LOCAL_MACHINE"
     keys["distributed_type"] = _distributed_type(options)
     keys["use_cpu"] = device == "cpu"
@@ -225,11 +238,13 @@ def _keys(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _distributed_type(options: Mapping[str, Any]) -> str:
+    """Accelerate's word; NO, which says nothing of device and strategy, where another one would say too much."""
     strategy, device = options.get("strategy"), options.get("device")
     if strategy in {"fsdp", "deepspeed"}:
         return str(strategy).upper()
     if device == "tpu":
         return "XLA"
-    if options.get("num_processes", 1) * options.get("num_machines", 1) == 1 or device == "mps":
-        return "NO"
-    return {"cpu": "MULTI_CPU", "xpu": "MULTI_XPU"}.get(str(device), "MULTI_GPU")
+    several = options.get("num_processes", 2) * options["num_machines"] > 1
+    if device in {"cuda", "xpu"} and several:
+        return {"cuda": "MULTI_GPU", "xpu": "MULTI_XPU"}[device]
+    return "MULTI_CPU" if device == "cpu" and strategy == "ddp" and several else "NO"

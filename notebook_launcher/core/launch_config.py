@@ -6,7 +6,9 @@ variables, then defaults; ``sources`` says which it was.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import inspect
 import os
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
@@ -15,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 from notebook_launcher.core import config_file
 from notebook_launcher.core.config import snapshot
 from notebook_launcher.core.errors import ConfigError
+from notebook_launcher.core.notices import warn
 from notebook_launcher.core.options import (
     LOWER,
     NUMBER,
@@ -24,9 +27,12 @@ from notebook_launcher.core.options import (
     OptionRow,
     option_error,
     origin,
+    parameters,
     rows,
     shortened,
 )
+from notebook_launcher.core.registry import nearest
+from notebook_launcher.core.world import World
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -51,6 +57,7 @@ _VARIABLES = {  # read before NOTEBOOK_LAUNCHER_<OPTION>
     "mixed_precision": ("ACCELERATE_MIXED_PRECISION",),
     "gradient_accumulation_steps": ("ACCELERATE_GRADIENT_ACCUMULATION_STEPS",),
 }
+_PREFIX = "NOTEBOOK_LAUNCHER_"
 _NO_VARIABLE = ("env", "extra")
 
 _Count = Annotated[int, WHOLE]
@@ -147,7 +154,9 @@ class LaunchConfig(BaseModel):
                 sources[name] = "argument"
             elif name not in cls.model_fields:
                 values[name] = value  # an unknown name is a mistake whatever its value
-        for name, variable, text in _from_environment(snapshot() if environment is None else environment):
+        environment = snapshot() if environment is None else environment
+        _warn_of_unknown(environment)
+        for name, variable, text in _from_environment(environment):
             if name not in values:
                 values[name] = text
                 sources[name] = f"environment variable {variable}"
@@ -174,7 +183,11 @@ class LaunchConfig(BaseModel):
         return cls(_sources=dict.fromkeys(values, f"file {os.fspath(path)}"), **values)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a YAML file that ``load`` reads back as an equal configuration, with Accelerate's keys."""
+        """Write a YAML file that ``load`` reads back as an equal configuration, with Accelerate's keys.
+
+        Accelerate reads it where it has a key for each option that is set; else the file's first line says that it
+        doesn't. A strategy that was left open comes back as ``ddp`` with several GPUs: Accelerate's word for them.
+        """
         told = {row.name: getattr(self, row.name) for row in field_rows() if getattr(self, row.name) != row.default}
         config_file.write(path, {**told, "extra": self.extra} if self.extra else told)
 
@@ -206,10 +219,23 @@ class LaunchConfig(BaseModel):
     __str__ = __repr__
 
 
+def _documented(summary: str) -> str:
+    """The class's docstring: ``summary``, then a line for each option."""
+    lines = [
+        f"    {row.name}: {row.description}" + (f" One of {', '.join(row.choices)}." if row.choices else "")
+        for row in field_rows()
+    ]
+    return "\n".join([summary, "", "Options, all by name:", "", *lines])
+
+
 @functools.cache
 def field_rows() -> tuple[OptionRow, ...]:
     """Every option of a launch: name, what it takes, choices, default, description; in the order to show them."""
     return rows(LaunchConfig, without=("extra",))
+
+
+LaunchConfig.__doc__ = _documented(LaunchConfig.__doc__ or "")
+LaunchConfig.__signature__ = inspect.Signature(parameters(field_rows()))  # pydantic's fills a screen with validators
 
 
 @functools.cache
@@ -222,12 +248,31 @@ def _from_environment(environment: Mapping[str, str]) -> Iterator[tuple[str, str
     for row in field_rows():
         if row.name in _NO_VARIABLE:
             continue
-        for variable in (*_VARIABLES.get(row.name, ()), f"NOTEBOOK_LAUNCHER_{row.name.upper()}"):
+        for variable in (*_VARIABLES.get(row.name, ()), _PREFIX + row.name.upper()):
             if environment.get(variable):
                 yield row.name, variable, environment[variable]
                 break
     if environment.get("ACCELERATE_USE_CPU", "").lower() in {"true", "1", "yes"}:
         yield "device", "ACCELERATE_USE_CPU", "cpu"
+
+
+def _warn_of_unknown(environment: Mapping[str, str]) -> None:
+    """A variable with our prefix that nothing reads is a slip of the keyboard: say so instead of ignoring it."""
+    unknown = sorted(name for name in environment if name.startswith(_PREFIX) and environment[name])
+    for name in unknown:
+        if name in _known_variables():
+            continue
+        near = nearest(name.removeprefix(_PREFIX), [known.removeprefix(_PREFIX) for known in _known_variables()])
+        hint = f" Did you mean {_PREFIX}{near}?" if near else f" An option's variable is {_PREFIX}<OPTION>."
+        warn(f"the environment variable {name} stands for no option, so it has no effect.{hint}")
+
+
+@functools.cache
+def _known_variables() -> frozenset[str]:
+    """The variables with our prefix: the options', and those that a launch sets for its ranks."""
+    everything: dict[str, Any] = dict.fromkeys((field.name for field in dataclasses.fields(World)), "")
+    names = [_PREFIX + row.name.upper() for row in field_rows() if row.name not in _NO_VARIABLE]
+    return frozenset([*names, *World(**everything).environment()])
 
 
 class _Contradiction(NamedTuple):

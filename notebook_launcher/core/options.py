@@ -7,6 +7,7 @@ words in help texts and in error messages are made from those.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import operator
 import os
 import types
@@ -19,7 +20,7 @@ from notebook_launcher.core.errors import ConfigError
 from notebook_launcher.core.registry import unknown_name
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from pydantic import BaseModel, ValidationError
     from pydantic.fields import FieldInfo
@@ -50,6 +51,11 @@ class OptionRow:
 def rows(model: type[BaseModel], *, without: tuple[str, ...] = ()) -> tuple[OptionRow, ...]:
     """A row for each field of ``model``, in the order of the class, except those named in ``without``."""
     return tuple(_row(name, field) for name, field in model.model_fields.items() if name not in without)
+
+
+def parameters(table: Iterable[OptionRow]) -> list[inspect.Parameter]:
+    """The options as a signature's parameters, by name only, for help and completion."""
+    return [inspect.Parameter(row.name, inspect.Parameter.KEYWORD_ONLY, default=row.default) for row in table]
 
 
 def _row(name: str, field: FieldInfo) -> OptionRow:
@@ -172,7 +178,7 @@ def _complaint(
     row = table[name]
     if row.choices and isinstance(value, str):
         hint = _HINTS.get((name, value.lower()))
-        known = f"{name} {value!r} is not known ({', '.join(row.choices)}). {hint}" if hint else ""
+        known = f"{name} {value!r} is not known. {hint} Known: {', '.join(row.choices)}." if hint else ""
         return (known or str(unknown_name(name, value, row.choices))) + where
     words = f"{row.words}{' or None' if row.optional else ''}"
     part = f"{name} holds {shortened(value)}, which" if inside else f"{name}={shortened(value)}"

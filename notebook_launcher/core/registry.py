@@ -13,11 +13,16 @@ if TYPE_CHECKING:
 
 
 def unknown_name(kind: str, name: object, known: Iterable[str]) -> ConfigError:
-    """The error for a name that is not known: it lists those that are and guesses the one that was meant."""
+    """The error for a name that is not known: it guesses the one that was meant, and lists those that are known."""
     names = sorted(known)
-    near = difflib.get_close_matches(str(name), names, n=1)
-    guess = f" Did you mean {near[0]!r}?" if near else ""
-    return ConfigError(f"{kind} {name!r} is not known ({', '.join(names)}).{guess}")
+    near = nearest(name, names)
+    guess = f" Did you mean {near!r}?" if near else ""
+    return ConfigError(f"{kind} {name!r} is not known.{guess} Known: {', '.join(names)}.")
+
+
+def nearest(name: object, known: Iterable[str]) -> str:
+    """The known name that ``name`` is most like, "" where it is like none."""
+    return next(iter(difflib.get_close_matches(str(name), sorted(known), n=1)), "")
 
 
 class Registry:

@@ -46,13 +46,17 @@ class Cell:
     flags: int = 0
 
     def __call__(self) -> Any:
-        """Run it; returns the last expression's value, None where there is none or a ``;`` follows it."""
+        """Run it; returns the last expression's value, None where there is none or a ``;`` follows it.
+
+        A coroutine is run to its end, as ``Call`` does: it can't travel, so nobody else could await it.
+        """
         namespace = sys.modules["__main__"].__dict__
         namespace.update(self.names)
         statements, last = compile_cell(self.source, self.filename, self.flags)
         if not any(code is not None and code.co_flags & inspect.CO_COROUTINE for code in (statements, last)):
             exec(statements, namespace)  # noqa: S102 - running the user's cell is the purpose
-            return None if last is None else eval(last, namespace)  # noqa: S307 - likewise
+            result = None if last is None else eval(last, namespace)  # noqa: S307 - likewise
+            return asyncio.run(_finish(result)) if inspect.iscoroutine(result) else result
         return asyncio.run(_run(statements, last, namespace))
 
 
@@ -92,4 +96,6 @@ async def _run(statements: CodeType, last: CodeType | None, namespace: dict[str,
             result = eval(code, namespace)  # noqa: S307 - the user's cell
             if code.co_flags & inspect.CO_COROUTINE:
                 result = await result
-    return None if last is None else result
+    if last is None:
+        return None
+    return await result if inspect.iscoroutine(result) else result

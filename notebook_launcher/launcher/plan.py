@@ -6,7 +6,7 @@ import dataclasses
 import os
 from typing import TYPE_CHECKING
 
-from notebook_launcher.core.config import LaunchConfig, snapshot
+from notebook_launcher.core.config import snapshot
 from notebook_launcher.core.errors import ConfigError
 from notebook_launcher.core.precisions import refusals
 from notebook_launcher.core.registry import unknown_name
@@ -16,6 +16,7 @@ from notebook_launcher.core.world import World
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from notebook_launcher.core.config import LaunchConfig
     from notebook_launcher.core.events import DeviceRow
 
 _ACCELERATORS = ("cuda", "xpu", "mps")  # in the order in which "auto" prefers them
@@ -202,7 +203,7 @@ def _headline(config: LaunchConfig, device: str, world_size: int) -> str:
 
 
 def _notes(config: LaunchConfig) -> tuple[str, ...]:
-    default = LaunchConfig()
+    default = type(config)()  # not by name: the module loads before pydantic is needed
     told = [
         f"{name}{_shown(name, getattr(config, name))} from {source}"
         for name, source in config.sources.items()

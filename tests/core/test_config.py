@@ -1,4 +1,6 @@
+import inspect
 import pickle
+import pydoc
 import subprocess
 import sys
 
@@ -172,6 +174,38 @@ def test_equality_pickle_and_repr():
     assert config != make(seed=4, device="cpu")
     assert repr(config) == "LaunchConfig(device='cpu', seed=3)"
     assert eval(repr(config)) == config  # noqa: S307 - our own repr
+
+
+def test_help_begins_with_what_each_option_is():
+    text = pydoc.plain(pydoc.render_doc(LaunchConfig))
+    lines = text.splitlines()
+    assert max(len(line) for line in lines[:10]) < 500  # no types' innards
+    for row in field_rows():
+        place = next(index for index, line in enumerate(lines) if line.startswith(f" |      {row.name}: "))
+        assert row.description in lines[place]
+        assert place < 40
+    assert list(inspect.signature(LaunchConfig).parameters) == [row.name for row in field_rows()]
+
+
+@pytest.mark.parametrize(
+    ("variable", "hint"),
+    [
+        ("NOTEBOOK_LAUNCHER_NUM_PROCESES", "Did you mean NOTEBOOK_LAUNCHER_NUM_PROCESSES?"),
+        ("NOTEBOOK_LAUNCHER_ENV", "An option's variable is NOTEBOOK_LAUNCHER_<OPTION>."),
+        ("NOTEBOOK_LAUNCHER_", "An option's variable is NOTEBOOK_LAUNCHER_<OPTION>."),
+    ],
+)
+def test_a_variable_that_stands_for_no_option_is_told(variable, hint):
+    with pytest.warns(UserWarning, match=f"{variable} stands for no option") as seen:
+        config = LaunchConfig.make(environment={variable: "4"})
+    assert hint in str(seen[0].message)
+    assert seen[0].filename == __file__
+    assert config == LaunchConfig()
+
+
+def test_variables_that_a_launch_sets_or_that_are_empty_are_no_mistakes():
+    ours = World(strategy="ddp", seed=1, mixed_precision="no", gradient_accumulation_steps=1).environment()
+    assert LaunchConfig.make(environment={**ours, "NOTEBOOK_LAUNCHER_OLD": ""}).strategy == "ddp"
 
 
 def test_the_environment_part_loads_without_pydantic():

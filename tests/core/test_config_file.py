@@ -1,3 +1,4 @@
+import inspect
 import warnings
 
 import pytest
@@ -39,6 +40,16 @@ mixed_precision: no
 num_machines: 2
 num_processes: 8
 """
+
+
+# What Accelerate 1.15 takes in its file; another key makes it refuse the file.
+ACCELERATES_KEYS = {
+    *("compute_environment", "distributed_type", "mixed_precision", "use_cpu", "debug", "num_processes"),
+    *("machine_rank", "num_machines", "gpu_ids", "main_process_ip", "main_process_port", "rdzv_backend"),
+    *("same_network", "main_training_function", "enable_cpu_affinity", "fp8_config", "deepspeed_config"),
+    *("fsdp_config", "parallelism_config", "megatron_lm_config", "mpirun_config", "downcast_bf16", "tpu_name"),
+    *("tpu_zone", "tpu_use_cluster", "tpu_use_sudo", "command_file", "commands", "tpu_vm", "tpu_env", "dynamo_config"),
+}
 
 
 @pytest.fixture
@@ -99,6 +110,90 @@ def test_unknown_keys_are_named_once_kept_and_written_back(written, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("key", "default", "other"),
+    [
+        ("dynamo_config", "{}", "{dynamo_backend: INDUCTOR}"),
+        ("dynamo_config", "{dynamo_backend: 'NO'}", "{dynamo_backend: EAGER}"),
+        ("parallelism_config", "{}", "{parallelism_config_tp_size: 2}"),
+        ("downcast_bf16", "'no'", "'yes'"),
+        ("downcast_bf16", "no", "yes"),
+        ("enable_cpu_affinity", "false", "true"),
+        ("debug", "false", "true"),
+        ("rdzv_backend", "static", "c10d"),
+        ("tpu_env", "[]", "[A=1]"),
+        ("megatron_lm_config", "{}", "{tp_degree: 2}"),
+    ],
+)
+def test_accelerate_s_keys_that_ask_for_something_without_a_meaning_here_are_named(written, key, default, other):
+    assert key in LaunchConfig.load(written(f"{key}: {default}")).extra
+    with pytest.warns(UserWarning, match=f"without effect.*: {key}\\."):
+        LaunchConfig.load(written(f"{key}: {other}"))
+
+
+def test_the_warning_points_at_the_line_that_named_the_file(written):
+    path = written("warp: 9")
+    with pytest.warns(UserWarning, match="warp") as seen:
+        LaunchConfig.make(path, environment={})
+    assert (seen[0].filename, seen[0].lineno) == (__file__, inspect.currentframe().f_lineno - 1)
+
+
+@pytest.mark.parametrize("text", [TWO_GPUS, TWO_GPUS.replace("MULTI_GPU", "'NO'").replace("0,1", "all"), DEEPSPEED])
+def test_every_key_of_accelerate_s_file_survives(written, tmp_path, text):
+    LaunchConfig.load(written(text)).save(tmp_path / "again.yaml")
+    before, after = yaml.safe_load(text), yaml.safe_load((tmp_path / "again.yaml").read_text())
+    if before["mixed_precision"] is False:
+        before["mixed_precision"] = "no"
+    assert {key: after.get(key) for key in before} == before
+    assert set(after) <= ACCELERATES_KEYS
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"num_processes": 2},
+        {"num_processes": 4, "mixed_precision": "bf16", "num_machines": 2, "machine_rank": 1},
+        {"device": "cpu"},
+        {"device": "cpu", "num_processes": 4},
+        {"device": "cpu", "num_processes": 4, "strategy": "ddp"},
+        {"device": "cuda"},
+        {"device": "cuda", "num_processes": 2},
+        {"device": "cuda", "device_ids": [2, 3]},
+        {"device": "xpu", "num_processes": 2, "strategy": "ddp"},
+        {"device": "tpu", "num_processes": 8},
+        {"strategy": "fsdp", "num_processes": 2},
+    ],
+)
+def test_accelerate_takes_the_file_where_it_has_a_key_for_each_option(tmp_path, options):
+    if "num_machines" in options:
+        options = {**options, "main_process_ip": "10.0.0.1", "main_process_port": 2000}
+    config = LaunchConfig(**options)
+    config.save(tmp_path / "c.yaml")
+    assert set(yaml.safe_load((tmp_path / "c.yaml").read_text())) <= ACCELERATES_KEYS
+    again = LaunchConfig.load(tmp_path / "c.yaml")
+    if config.device in {"cuda", "xpu"}:  # several GPUs are ddp in Accelerate's words
+        config = LaunchConfig.make(config, environment={}, strategy="ddp")
+    assert again == config
+
+
+@pytest.mark.parametrize(
+    ("options", "head"),
+    [
+        ({"device": "cuda", "num_processes": 2}, "compute_environment"),
+        ({"num_processes": 2}, "# Accelerate has no word for device 'auto'"),
+        ({"num_processes": 2, "seed": 3}, "# Accelerate refuses this file"),
+        ({"device": "cuda", "num_processes": 1}, "# Accelerate refuses this file"),
+    ],
+)
+def test_the_file_s_head_says_what_accelerate_would_do(tmp_path, options, head):
+    LaunchConfig(**options).save(tmp_path / "c.yaml")
+    text = (tmp_path / "c.yaml").read_text()
+    assert text.startswith(head)
+    assert None not in yaml.safe_load(text).get("notebook_launcher", {}).values()
+    assert LaunchConfig.load(tmp_path / "c.yaml").num_processes == options["num_processes"]
+
+
+@pytest.mark.parametrize(
     "text", [TWO_GPUS, DEEPSPEED, "warp: 9", "gpu_ids: 3", "gpu_ids: all", "distributed_type: TPU"]
 )
 def test_load_save_load_is_equal(written, tmp_path, text):
@@ -123,6 +218,8 @@ def test_save_load_is_equal_whatever_was_chosen(tmp_path, device, num_processes,
         extra={"deepspeed_config": {"zero_stage": 1}},
     )
     config.save(tmp_path / "c.yaml")
+    if strategy is None and device in {"cuda", "xpu"} and num_processes != 1:
+        config = LaunchConfig.make(config, environment={}, strategy="ddp")  # as Accelerate's word for several says
     assert LaunchConfig.load(tmp_path / "c.yaml") == config
 
 
@@ -162,7 +259,9 @@ def test_what_accelerate_can_say_is_said_in_its_keys_alone(tmp_path):
         "compute_environment": "LOCAL_MACHINE",
         "distributed_type": "MULTI_GPU",
         "gpu_ids": "all",
+        "machine_rank": 0,
         "mixed_precision": "bf16",
+        "num_machines": 1,
         "num_processes": 2,
         "use_cpu": False,
     }

@@ -92,6 +92,6 @@ def test_a_cell_shows_the_users_own_lines_and_the_message():
         unknown.load("lokal")
     except ConfigError as error:
         told = error._render_traceback_()
-    assert told[-1] == "ConfigError: engine 'lokal' is not known (local). Did you mean 'local'?"
+    assert told[-1] == "ConfigError: engine 'lokal' is not known. Did you mean 'local'? Known: local."
     assert any('unknown.load("lokal")' in line for line in told)
     assert not any("registry.py" in line for line in told)

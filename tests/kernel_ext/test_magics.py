@@ -1,84 +1,12 @@
-import dataclasses
 import subprocess
 import sys
 
 import pytest
-from IPython import version_info
-from IPython.core.completer import provisionalcompleter
 from IPython.core.error import UsageError
-from IPython.core.interactiveshell import InteractiveShell
 
-from notebook_launcher.core.errors import PayloadError
+from notebook_launcher.core.errors import ConfigError, PayloadError
 from notebook_launcher.core.events import DeviceRow
-from notebook_launcher.kernel_ext import completion
-from notebook_launcher.kernel_ext.magics import EntryPoints, LauncherMagics
-
-
-@dataclasses.dataclass
-class FakeRun:
-    """Runs the payload once a rank, here."""
-
-    payload: dict
-    config: object
-    wait: bool
-    status: str = "finished"
-    results: list = dataclasses.field(default_factory=list)
-
-    def stop(self):
-        self.status = "stopped"
-
-    def __repr__(self):
-        return f"<{self.payload['name']} {self.status}>"
-
-
-class FakeLauncher:
-    """The launcher's entry points, in process: what they were given, and a result for each rank."""
-
-    def __init__(self):
-        self.runs: list[FakeRun] = []
-        self.rows = (
-            DeviceRow("cuda", 0, reason="this build of torch has no CUDA"),
-            DeviceRow("cpu", 8, ("8 cores",), precisions={"no": "", "bf16": "", "fp16": "a cpu emulates it"}),
-        )
-
-    def for_cell(self, source, namespace, filename, *, name):
-        if "refuse" in source:
-            raise PayloadError("'refuse' can't travel")
-        return {"source": source, "namespace": namespace, "filename": filename, "name": name}
-
-    def launch_payload(self, payload, config, *, wait):
-        run = FakeRun(payload, config, wait, "finished" if wait else "running")
-        run.results = [f"rank {rank}" for rank in range(config.num_processes or 2)]
-        self.runs.append(run)
-        return run
-
-    def entry_points(self):
-        return EntryPoints(self.for_cell, self.launch_payload, lambda: self.rows, lambda: self.runs)
-
-
-@pytest.fixture(scope="module")
-def shell(tmp_path_factory):
-    from traitlets.config import Config
-
-    config = Config()
-    config.HistoryManager.enabled = False
-    config.InteractiveShell.colors = "nocolor" if version_info[0] > 8 else "NoColor"
-    config.IPCompleter.use_jedi = False
-    return InteractiveShell.instance(config=config, ipython_dir=str(tmp_path_factory.mktemp("ipython")))
-
-
-@pytest.fixture
-def launcher(shell):
-    """A shell with the magics over a fake launcher and a function ``train``."""
-    fake = FakeLauncher()
-    shell.register_magics(LauncherMagics(shell, fake.entry_points))
-    completion.install(shell)
-    before = dict(shell.user_ns)
-    shell.run_cell("def train(epochs, lr=0.1):\n    return epochs", silent=True)
-    yield fake
-    completion.uninstall(shell)
-    shell.user_ns.clear()
-    shell.user_ns.update(before)
+from notebook_launcher.kernel_ext import magics
 
 
 def usage(shell, *arguments):
@@ -204,12 +132,37 @@ def test_an_indented_cell_is_python(shell, launcher):
 
 def test_a_syntax_error_shows_the_cell_s_line(shell, launcher, capsys):
     result = shell.run_cell("%%launch -n 2\nx = 1\ny = = 2\n")
-    assert isinstance(result.error_in_exec, SyntaxError)
-    assert result.error_in_exec.lineno == 3
-    out, err = capsys.readouterr()
-    assert "y = = 2" in out + err
-    assert "line 3" in out + err
+    assert not result.success
+    told = "".join(capsys.readouterr()).strip().splitlines()
+    assert "line 3" in told[0]
+    assert [line.strip() for line in told[1:]] == ["y = = 2", "^", "SyntaxError: invalid syntax"]
     assert launcher.runs == []
+
+
+@pytest.mark.parametrize("error", [ConfigError("a rank's own"), PayloadError("a rank's own")])
+def test_a_rank_s_own_error_keeps_its_type_and_traceback(shell, launcher, error):
+    launcher.error = error
+    with pytest.raises(type(error), match="a rank's own") as caught:
+        shell.run_line_magic("launch", "train(3)")
+    assert caught.value.run.payload["name"] == "train"
+
+
+@pytest.mark.parametrize("counts_early", [True, False])
+def test_places_are_numbered_as_the_running_cell(shell, launcher, counts_early, monkeypatch):
+    # IPython 9 counts a cell when it begins to run, earlier ones when it has ended.
+    hook = type(shell.displayhook)
+    monkeypatch.setattr(hook, "prompt_count", property(lambda hook: hook.shell.execution_count - counts_early))
+    monkeypatch.setattr(shell, "execution_count", 7 + counts_early)
+    monkeypatch.setattr(shell.compile, "_filename_map", {}, raising=False)
+    monkeypatch.setattr(shell.compile, "cache", lambda _source, number: f"cell {number}")
+    assert shell.run_line_magic("launch", "train(3)").payload["filename"] == "cell 7"
+    monkeypatch.delattr(shell.compile, "_filename_map")
+    assert shell.run_line_magic("launch", "train(4)").payload["filename"] == "Cell In[7]"
+
+
+def test_a_call_has_its_line_in_the_cell(shell, launcher):
+    shell.run_cell("x = 1\n\nif x:\n    run = %launch train(3)")
+    assert launcher.runs[0].payload["source"] == "\n\n\ntrain(3)"
 
 
 def test_python_in_the_magic_s_own_line_is_refused(shell, launcher):
@@ -255,57 +208,27 @@ def test_status_and_stop(shell, launcher, capsys):
     shell.run_line_magic("launcher", "status")
     assert capsys.readouterr().out.splitlines() == ["<train finished>", "<train running>"]
     shell.run_line_magic("launcher", "stop")
-    assert capsys.readouterr().out.splitlines() == ["<train stopped>"]
+    assert capsys.readouterr().out.splitlines() == ["asked 1 run to stop:", "<train stopped>"]
     assert [run.status for run in launcher.runs] == ["finished", "stopped"]
     shell.run_line_magic("launcher", "stop")
     assert "no run is going on" in capsys.readouterr().out
 
 
+def test_a_run_that_does_not_stop_is_told(shell, launcher, capsys, monkeypatch):
+    monkeypatch.setattr(magics, "_STOP_WAIT_S", 0.1)
+    for _ in range(2):
+        shell.run_line_magic("launch", "--background train(2)").deaf = True
+    shell.run_line_magic("launcher", "stop")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:3] == ["asked 2 runs to stop:", "<train stopping>", "<train stopping>"]
+    assert "once more kills" in lines[3]
+    shell.run_line_magic("launcher", "stop")
+    assert capsys.readouterr().out.splitlines()[1:] == ["<train stopped>"] * 2
+
+
 def test_an_unknown_command(shell, launcher):
     with pytest.raises(UsageError, match="Did you mean 'status'"):
         shell.run_line_magic("launcher", "stats")
-
-
-# --- completion ------------------------------------------------------------------------------------------------------
-
-
-def completions(shell, line):
-    """As a kernel asks for them."""
-    with provisionalcompleter():
-        return [found.text for found in shell.Completer.completions(line, len(line))]
-
-
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [
-        ("%launch --mi", ["--mixed-precision"]),
-        ("%%launch -n 2 --mi", ["--mixed-precision"]),
-        ("run = %launch --mi", ["--mixed-precision"]),
-        ("%launch --mixed-precision b", ["bf16"]),
-        ("%launch -p ", ["no", "fp16", "bf16"]),
-        ("%launch --device=cu", ["cuda"]),
-        ("%launch -n 2 --start-method for", ["forkserver", "fork"]),
-        ("%launcher st", ["status", "stop"]),
-        ("%launcher ", ["devices", "status", "stop"]),
-    ],
-)
-def test_completion(shell, launcher, line, expected):
-    assert sorted(completions(shell, line)) == sorted(expected)
-
-
-@pytest.mark.parametrize("line", ["%launch tra", "%launch -n 2 tra"])
-def test_the_call_is_completed_as_python(shell, launcher, line):
-    assert "train" in completions(shell, line)
-
-
-@pytest.mark.parametrize("text", ["", "train(--mi", "-n 2 train(3) --mi", "--save --mi"])
-def test_no_options_where_python_or_a_free_value_stands(text):
-    assert completion.launch_candidates(text) == []
-
-
-def test_uninstall_takes_the_completion_away(shell, launcher):
-    completion.uninstall(shell)
-    assert "status" not in completions(shell, "%launcher sta")
 
 
 # --- loading ---------------------------------------------------------------------------------------------------------

@@ -169,3 +169,13 @@ def test_a_display_becomes_static_html_with_its_rank(data, part):
     page = render_display(3, Display(data))
     assert "rank 3" in read(page)
     assert part in page
+
+
+@pytest.mark.parametrize("broken", ["<!-- ", "<div class='", "<b", "<script>", "<textarea>", "<style>", "</div></div>"])
+def test_a_display_that_breaks_off_leaves_the_summary_visible(broken):
+    display = render_display(0, Display({"text/html": f"<i>before</i>{broken}"}))
+    reader = Reader(render(a_view(a_log(), summary="finished in 1.0 s"), embedded=[display]))
+    assert reader.text.endswith("finished in 1.0 s")
+    assert "before" in reader.text
+    assert reader.open == []
+    assert reader.wrong == ["i"]
