@@ -24,6 +24,7 @@ from notebook_launcher.kernel_ext.completion import COMMANDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from types import FrameType
 
     from IPython.core.interactiveshell import InteractiveShell
 
@@ -123,9 +124,9 @@ class LauncherMagics(Magics):
     def _place(self) -> tuple[int, int]:
         """The number of the cell whose code calls the magic, and the line in it, counted from 1."""
         number = self._ip.displayhook.prompt_count  # execution_count is the next cell's in some versions of IPython
-        frame = sys._getframe()  # noqa: SLF001 - the documented way to look at the callers
+        frame: FrameType | None = sys._getframe()  # noqa: SLF001 - the documented way to look at the callers
         while frame is not None and frame.f_globals is not self._ip.user_global_ns:
-            frame = frame.f_back  # type: ignore[assignment]
+            frame = frame.f_back
         if frame is None:
             return number, 1
         numbers = getattr(self._ip.compile, "_filename_map", {})
