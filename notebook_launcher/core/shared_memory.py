@@ -5,11 +5,11 @@ The mapping has no name, so nothing is left behind whoever dies; its file descri
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import mmap
 import os
 import tempfile
+import threading
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ class FileDescriptor:
         self.number = number
         self._owner = os.getpid()
         self._held: mmap.mmap | None = None
+        self._lock = threading.Lock()  # a run may end, and close it, while it is still being held
 
     def fileno(self) -> int:
         """The descriptor's number, -1 once detached."""
@@ -47,19 +48,25 @@ class FileDescriptor:
         A page that only one process maps counts as that process's own, though it is shared: with the sender's mapping
         each receiver's figures are right whichever of them reads first.
         """
-        if self._held is None and size_bytes:
-            self._held = mmap.mmap(self.number, size_bytes, access=mmap.ACCESS_READ)
-            with contextlib.suppress(OSError):  # kernels before 5.14 don't know it: then pages are mapped when read
-                for start in range(0, size_bytes, _POPULATE_BYTES):
+        for start in range(0, size_bytes, _POPULATE_BYTES):
+            with self._lock:
+                if self.number < 0:
+                    return  # closed meanwhile, by the end of what it was for
+                if self._held is None:
+                    self._held = mmap.mmap(self.number, size_bytes, access=mmap.ACCESS_READ)
+                try:
                     self._held.madvise(_POPULATE_READ, start, min(_POPULATE_BYTES, size_bytes - start))
+                except OSError:
+                    return  # kernels before 5.14 don't know it: then pages are mapped when read
 
     def close(self) -> None:
-        """Close; harmless when repeated."""
-        if self._held is not None:
-            self._held.close()
-            self._held = None
-        if self.number >= 0:
-            os.close(self.detach())
+        """Close; harmless when repeated, and while another thread holds it."""
+        with self._lock:
+            if self._held is not None:
+                self._held.close()
+                self._held = None
+            if self.number >= 0:
+                os.close(self.detach())
 
     def __del__(self) -> None:
         """Close with the last reference; a process forked meanwhile may have given the number to something else."""

@@ -6,9 +6,11 @@ import gc
 import os
 import subprocess
 import sys
+import threading
 
 import pytest
 
+from notebook_launcher.core import shared_memory
 from notebook_launcher.core.channel import SocketChannel
 from notebook_launcher.core.shared_memory import INLINE_BYTES, FileDescriptor, pack, unpack
 
@@ -86,6 +88,7 @@ def test_packed_travels_to_another_process():
     ours, theirs = SocketChannel.pair()
     code = """
 import socket, sys
+from notebook_launcher.core import shared_memory
 from notebook_launcher.core.channel import SocketChannel
 from notebook_launcher.core.shared_memory import unpack
 channel = SocketChannel(socket.socket(fileno=int(sys.argv[1])))
@@ -124,3 +127,24 @@ def test_descriptor_is_closed_when_dropped_and_kept_when_detached():
     gc.collect()
     assert os.read(reader, 1) == b""
     os.close(reader)
+
+
+def test_a_descriptor_may_be_closed_while_it_is_being_held(monkeypatch):
+    monkeypatch.setattr(shared_memory, "_POPULATE_BYTES", 4096)
+    size_bytes = 16 << 20
+    packed = pack(b"", [bytes(size_bytes)])
+    begun = threading.Event()
+    closer = threading.Thread(target=lambda: begun.wait(10) and packed.mapping.close())
+    closer.start()
+    real = shared_memory.mmap.mmap
+
+    def mapped(*arguments, **options):
+        begun.set()
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(shared_memory.mmap, "mmap", mapped)
+    packed.mapping.hold(packed.mapping_bytes)
+    closer.join(10)
+    assert packed.mapping.fileno() == -1
+    packed.mapping.hold(packed.mapping_bytes)  # nothing to hold any more
+    assert packed.mapping._held is None
