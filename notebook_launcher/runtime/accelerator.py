@@ -5,13 +5,11 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import time
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -19,12 +17,12 @@ from notebook_launcher.core import config, events
 from notebook_launcher.runtime import data, gather, models, optim, options, precision, process, strategies
 from notebook_launcher.runtime.accumulation import Accumulation, Progress
 from notebook_launcher.runtime.groups import Groups
+from notebook_launcher.runtime.identity import Identity
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Iterable, Mapping
 
     from notebook_launcher.runtime.accumulation import Group
-    from notebook_launcher.runtime.process import DistributedType
 
 _logger = logging.getLogger(__name__)
 _A = TypeVar("_A")
@@ -32,10 +30,9 @@ _B = TypeVar("_B")
 _C = TypeVar("_C")
 _D = TypeVar("_D")
 _E = TypeVar("_E")
-_F = TypeVar("_F", bound="Callable[..., Any]")
 
 
-class Accelerator:
+class Accelerator(Identity):
     """Makes one training loop run on any number of processes, on any device, in any precision.
 
     ::
@@ -114,52 +111,7 @@ class Accelerator:
         self._loaders: list[data.PreparedLoader] = []
         self._groups = Groups(self._accumulation, self._progress, self._strategy, self._optimizers, self._models)
 
-    # --- identity ----------------------------------------------------------------------------------------------------
-
-    @property
-    def device(self) -> torch.device:
-        """Where this process's models and batches are."""
-        return self._process.device
-
-    @property
-    def process_index(self) -> int:
-        """This process's rank, from 0, over all machines."""
-        return self._process.world.rank
-
-    @property
-    def local_process_index(self) -> int:
-        """This process's rank on its machine."""
-        return self._process.world.local_rank
-
-    @property
-    def num_processes(self) -> int:
-        """Processes in the run."""
-        return self._process.world.world_size
-
-    @property
-    def is_main_process(self) -> bool:
-        """Whether this is rank 0."""
-        return self._process.world.rank == 0
-
-    @property
-    def is_local_main_process(self) -> bool:
-        """Whether this is the first process of its machine."""
-        return self._process.world.local_rank == 0
-
-    @property
-    def is_last_process(self) -> bool:
-        """Whether this is the last rank."""
-        return self._process.world.rank == self._process.world.world_size - 1
-
-    @property
-    def use_distributed(self) -> bool:
-        """Whether there are several processes."""
-        return self._process.world.world_size > 1
-
-    @property
-    def distributed_type(self) -> DistributedType:
-        """What the processes are, in Accelerate's words."""
-        return self._process.distributed_type
+    # --- facts -------------------------------------------------------------------------------------------------------
 
     @property
     def mixed_precision(self) -> str:
@@ -195,44 +147,7 @@ class Accelerator:
         """Whether a prepared optimizer's last step was skipped because fp16 gradients overflowed."""
         return any(optimizer.step_was_skipped for optimizer in self._optimizers)
 
-    # --- who runs what -----------------------------------------------------------------------------------------------
-
-    def print(self, *values: Any, **keywords: Any) -> None:
-        """``print``, once a machine."""
-        if self.is_local_main_process:
-            print(*values, **keywords)  # noqa: T201 - it is what was asked for
-
-    def wait_for_everyone(self) -> None:
-        """Return when every process has come here."""
-        if self.use_distributed:
-            dist.barrier()
-
-    def on_main_process(self, function: _F | None = None) -> Any:
-        """Decorate a function to run on rank 0 only; elsewhere it returns None."""
-        return self._only_if(function, here=self.is_main_process)
-
-    def on_local_main_process(self, function: _F | None = None) -> Any:
-        """Decorate a function to run once a machine; elsewhere it returns None."""
-        return self._only_if(function, here=self.is_local_main_process)
-
-    def on_last_process(self, function: _F | None = None) -> Any:
-        """Decorate a function to run on the last rank only; elsewhere it returns None."""
-        return self._only_if(function, here=self.is_last_process)
-
-    def on_process(self, function: _F | None = None, process_index: int = 0) -> Any:
-        """Decorate a function to run on rank ``process_index`` only; elsewhere it returns None."""
-        return self._only_if(function, here=self.process_index == process_index)
-
-    @staticmethod
-    def _only_if(function: _F | None, *, here: bool) -> Any:
-        if function is None:
-            return functools.partial(Accelerator._only_if, here=here)
-
-        @functools.wraps(function)
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
-            return function(*args, **kwargs) if here else None
-
-        return wrapper
+    # --- reporting ---------------------------------------------------------------------------------------------------
 
     def log(
         self, values: Mapping[str, Any], step: int | None = None, log_kwargs: Mapping[str, Any] | None = None

@@ -1,0 +1,105 @@
+"""Who this process is, and who runs what: what ``Accelerator`` and ``PartialState`` have in common."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch.distributed as dist
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch
+
+    from notebook_launcher.runtime.process import DistributedType, Process
+
+_F = TypeVar("_F", bound="Callable[..., Any]")
+
+
+class Identity:
+    """A process of a run. Whoever inherits sets ``_process``."""
+
+    _process: Process
+
+    @property
+    def device(self) -> torch.device:
+        """Where this process's models and batches are."""
+        return self._process.device
+
+    @property
+    def process_index(self) -> int:
+        """This process's rank, from 0, over all machines."""
+        return self._process.world.rank
+
+    @property
+    def local_process_index(self) -> int:
+        """This process's rank on its machine."""
+        return self._process.world.local_rank
+
+    @property
+    def num_processes(self) -> int:
+        """Processes in the run."""
+        return self._process.world.world_size
+
+    @property
+    def is_main_process(self) -> bool:
+        """Whether this is rank 0."""
+        return self._process.world.rank == 0
+
+    @property
+    def is_local_main_process(self) -> bool:
+        """Whether this is the first process of its machine."""
+        return self._process.world.local_rank == 0
+
+    @property
+    def is_last_process(self) -> bool:
+        """Whether this is the last rank."""
+        return self._process.world.rank == self._process.world.world_size - 1
+
+    @property
+    def use_distributed(self) -> bool:
+        """Whether there are several processes."""
+        return self._process.world.world_size > 1
+
+    @property
+    def distributed_type(self) -> DistributedType:
+        """What the processes are, in Accelerate's words."""
+        return self._process.distributed_type
+
+    def print(self, *values: Any, **keywords: Any) -> None:
+        """``print``, once a machine."""
+        if self.is_local_main_process:
+            print(*values, **keywords)  # noqa: T201 - it is what was asked for
+
+    def wait_for_everyone(self) -> None:
+        """Return when every process has come here."""
+        if self.use_distributed:
+            dist.barrier()
+
+    def on_main_process(self, function: _F | None = None) -> Any:
+        """Decorate a function to run on rank 0 only; elsewhere it returns None."""
+        return _only_if(function, here=self.is_main_process)
+
+    def on_local_main_process(self, function: _F | None = None) -> Any:
+        """Decorate a function to run once a machine; elsewhere it returns None."""
+        return _only_if(function, here=self.is_local_main_process)
+
+    def on_last_process(self, function: _F | None = None) -> Any:
+        """Decorate a function to run on the last rank only; elsewhere it returns None."""
+        return _only_if(function, here=self.is_last_process)
+
+    def on_process(self, function: _F | None = None, process_index: int = 0) -> Any:
+        """Decorate a function to run on rank ``process_index`` only; elsewhere it returns None."""
+        return _only_if(function, here=self.process_index == process_index)
+
+
+def _only_if(function: _F | None, *, here: bool) -> Any:
+    if function is None:
+        return functools.partial(_only_if, here=here)
+
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs) if here else None
+
+    return wrapper
