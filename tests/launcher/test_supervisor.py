@@ -160,7 +160,7 @@ def test_a_rank_that_never_stops_reporting_does_not_keep_others_unheard():
         return events.Metric({}, None, 0.0)
 
     one.worker.channel.receive = always
-    two.returns().exits()  # lies there before the first look, so that only the turns taken count, not the machine's pace
+    two.returns().exits()  # lies there before the first look: turns count, not the machine's pace
     run.begin()
     until(lambda: 1 in run.record.finished)
     one.returns().exits()
