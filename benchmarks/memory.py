@@ -2,8 +2,13 @@
 
 Figures are proportional set sizes (PSS), in which a page that several processes map counts in parts, and unique set
 sizes (USS), read of all ranks while each of them has read the whole object and holds it. "fork" is
-``torch.multiprocessing`` forking the calling process, which is what Accelerate's notebook launcher does. The ways are
+``torch.multiprocessing`` forking the calling process, as Accelerate's notebook launcher ends in doing. The ways are
 interleaved; medians are shown.
+
+The calling process has built an optimizer, as a notebook has that trained in one process first: torch loads
+``torch._dynamo`` for a process's first optimizer, some 30 MB, and the fork server has it loaded for its workers. A
+calling process without it forks lighter, and then each rank loads its own at its first optimizer, in unshared memory
+and in its own time.
 
     python benchmarks/memory.py --ranks 2 4 --rounds 5
 """
@@ -225,6 +230,7 @@ def main() -> None:
     parser.add_argument("--size-mb", type=int, default=1000)
     options = parser.parse_args()
     warnings.simplefilter("ignore")  # that a large object travels is what this is about
+    torch.optim.SGD([torch.zeros(1, requires_grad=True)])  # see above
     warm.get_ready()
     ours(int, 1, wait=True)  # the server is warm from here on
     rows = {num_ranks: list(empty_rows(num_ranks, options.rounds)) for num_ranks in options.ranks}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import pathlib
+import random
 import tempfile
 import time
 import types
@@ -20,6 +21,7 @@ KINDS = {
     "plain": "step {0} of the training loop, loss 0.{0}\n",
     "coloured": "\x1b[32mINFO\x1b[0m step {0} of the training loop, loss 0.{0}\n",
     "bars": "\rtraining {0}: 42%|####      | 42/100",
+    "binary": "",  # random bytes without a newline, 50 for a line
 }
 
 
@@ -28,7 +30,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--num-lines", type=int, default=500_000)
     parser.add_argument("--num-ranks", type=int, default=2)
-    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=["plain", "coloured"])
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=["plain", "coloured", "binary"])
     options = parser.parse_args()
     heads = f"{'slowest paint':>15}{'painted/s':>12}{'final paint':>13}{'final page':>12}"
     print(f"{'kind':<10}{'lines/s':>12}{'MB/s':>8}{'paints':>8}{heads}")
@@ -39,7 +41,7 @@ def main() -> None:
 
 def measure(kind: str, num_lines: int, num_ranks: int, folder: pathlib.Path) -> str:
     """One row of the table: rates are of the feeding thread, which also paints."""
-    data = "".join(KINDS[kind].format(number) for number in range(num_lines // num_ranks)).encode()
+    data = sample(kind, num_lines // num_ranks)
     log = OutputLog(num_ranks, folder=folder)
     view = types.SimpleNamespace(
         headline=f"{num_ranks} processes", notes=[], status="running", elapsed_s=0.0, summary="", output=log
@@ -66,6 +68,13 @@ def measure(kind: str, num_lines: int, num_ranks: int, folder: pathlib.Path) -> 
         f"{kind:<10}{num_lines / took_s:>12,.0f}{num_bytes / took_s / 1e6:>8.0f}{len(paints):>8}"
         f"{max(paints)[0] * 1e3:>12.1f} ms{painted / 1e3:>9.0f} kB{final_s * 1e3:>10.0f} ms{page_bytes / 1e3:>9.0f} kB"
     )
+
+
+def sample(kind: str, num_lines: int) -> bytes:
+    """What one rank writes."""
+    if kind == "binary":
+        return random.Random(0).randbytes(num_lines * 50).replace(b"\n", b"")  # noqa: S311 - not a secret
+    return "".join(KINDS[kind].format(number) for number in range(num_lines)).encode()
 
 
 def paint(view: types.SimpleNamespace, last: int | None) -> tuple[float, int]:

@@ -60,6 +60,7 @@ class Arguments:
     config: str | None = None
     save: str | None = None
     background: bool = False
+    monitor: bool = False
     help: bool = False
 
 
@@ -70,6 +71,7 @@ def flags() -> tuple[Flag, ...]:
         Flag("config", "FILE", "YAML file with options, Accelerate's too; options in the line come first."),
         Flag("save", "NAME", "Notebook variable for the list of results, by rank."),
         Flag("background", "", "Leave the kernel free while the run goes on."),
+        Flag("monitor", "", "Show the run by a monitor: a row a rank, curves, a stop button."),
         Flag("help", "", "Show this text.", short="h"),
     )
     return (*(_flag(row) for row in field_rows()), *own)
@@ -105,7 +107,7 @@ def parse(line: str, expand: Callable[[str], str] = lambda text: text) -> Argume
         flag, value, place = _option(line, place)
         if value is not None:
             value = expand(value)
-        if flag.name in {"config", "save", "background", "help"}:
+        if flag.name in {"config", "save", "background", "monitor", "help"}:
             own[flag.name] = True if value is None else value
         elif flag.repeatable:
             options.setdefault(flag.name, {}).update([_pair(flag, value or "")])

@@ -15,7 +15,8 @@ import time
 import uuid
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher.core.errors import ConfigError
+from notebook_launcher.kernel_ext import error_display
+from notebook_launcher.widgets.cell import Cell
 from notebook_launcher.widgets.rendering import rank_heading, render, render_display, render_text
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ class CellSink:
     def opened(self, view: RunView) -> None:
         """Put the run's display into the current cell."""
         self._cell, self._view = Cell(), view
+        error_display.install(self._cell.shell)  # the run may fail without the extension being loaded
         for stream in (sys.stdout, sys.stderr):  # what was printed before the launch stands above it
             stream.flush()
         if self._cell.live:
@@ -107,65 +109,6 @@ class CellSink:
         self._cell.update(bundle, name=self._name)
         num_bytes = sum(map(len, bundle.values()))
         self._next_paint_s = self._clock() + max(_PAINT_S, num_bytes / _BYTES_PER_S)
-
-
-class Cell:
-    """A place to publish to: the cell that is running on this thread, now and after it has ended."""
-
-    def __init__(self) -> None:
-        """Take hold of the running cell."""
-        from IPython.core.getipython import get_ipython
-
-        shell: Any = get_ipython()
-        if shell is None:
-            msg = "sink 'cell' needs a notebook: this process has no IPython shell. Use 'terminal'"
-            raise ConfigError(msg)
-        self._publisher: Any = shell.display_pub
-        self._session: Any = getattr(self._publisher, "session", None)
-        self._parent: dict[str, Any] = dict(getattr(self._publisher, "parent_header", None) or {})
-        self._events: Any = shell.events
-        self._over = threading.Event()
-        self._events.register("post_run_cell", self._ended)
-
-    @property
-    def live(self) -> bool:
-        """Whether a front end shows what is published, at once; ``%%capture`` only keeps it."""
-        return self._session is not None
-
-    @property
-    def running(self) -> bool:
-        """Whether the cell is still the one that runs, so that front ends take new displays for it."""
-        return not self._over.is_set()
-
-    def display(self, data: dict[str, Any], metadata: dict[str, Any] | None = None, *, name: str = "") -> None:
-        """Add an output to the cell; ``name`` is its display id, for updates."""
-        self._send("display_data", data, metadata, name, self._parent)
-
-    def update(self, data: dict[str, Any], metadata: dict[str, Any] | None = None, *, name: str) -> None:
-        """Replace the output that has this display id."""
-        # The cell that runs now is the parent: nbclient drops everything that names another one.
-        parent = self._publisher.parent_header if self.live else {}
-        self._send("update_display_data", data, metadata, name, parent)
-
-    def close(self) -> None:
-        """Let the shell forget this."""
-        if not self._over.is_set():
-            self._over.set()
-            self._events.unregister("post_run_cell", self._ended)
-
-    def _ended(self, *_: object) -> None:
-        self.close()
-
-    def _send(
-        self, kind: str, data: dict[str, Any], metadata: dict[str, Any] | None, name: str, parent: dict[str, Any]
-    ) -> None:
-        transient = {"display_id": name} if name else {}
-        if self._session is None:
-            update = kind == "update_display_data"
-            self._publisher.publish(data, metadata or {}, transient=transient, update=update)
-            return
-        content = {"data": data, "metadata": metadata or {}, "transient": transient}
-        self._session.send(self._publisher.pub_socket, kind, content, parent=parent, ident=self._publisher.topic)
 
 
 def _bundle(view: RunView, *, last: int | None = None, embedded: dict[str, str] | None = None) -> dict[str, str]:

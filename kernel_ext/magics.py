@@ -30,12 +30,18 @@ if TYPE_CHECKING:
 
     from notebook_launcher.core.events import DeviceRow
     from notebook_launcher.kernel_ext.arguments import Arguments
+    from notebook_launcher.launcher.past_runs import RunFacts
     from notebook_launcher.launcher.run import Run
 
 _EXAMPLE = "%launch -n 2 train(3, lr=1e-3)"
 _LAUNCH_PURPOSE = (
     "Run a call on every device, with the notebook's functions and values. In front of a cell (%%launch) the whole "
     "cell runs on every rank and its last expression is the rank's result. Gives back the Run: results, logs, stop()."
+)
+_PANEL_PURPOSE = (
+    "Alone it shows a form that launches the notebook's functions, watches every rank, stops the run, and gives the\n"
+    "code that does the same. The kernel stays free meanwhile. A button that is pressed while a cell runs is heard\n"
+    "when the cell has ended (with ipykernel 7.0 to 7.3 at once)."
 )
 _GOING_ON = ("starting", "running", "stopping")
 _STOP_WAIT_S = 5.0
@@ -50,13 +56,15 @@ class EntryPoints:
     launch_payload: Callable[..., Run]
     devices: Callable[[], Sequence[DeviceRow]]
     history: Callable[[], Sequence[Run]]
+    runs: Callable[[], Sequence[RunFacts]]
+    panel: Callable[[], Any] = dataclasses.field(default=lambda: _panel())  # noqa: PLW0108 - loaded when it is called
 
 
 def launcher() -> EntryPoints:
     """The launcher's own, imported when a magic is first used."""
     from notebook_launcher.launcher import launch, payload, run, warm
 
-    return EntryPoints(payload.for_cell, launch.launch_payload, warm.devices, run.history)
+    return EntryPoints(payload.for_cell, launch.launch_payload, warm.devices, run.history, run.all_facts)
 
 
 @magics_class
@@ -86,19 +94,31 @@ class LauncherMagics(Magics):
     @no_var_expand
     @line_magic
     def launcher(self, line: str) -> None:
-        """What this kernel launches on: %launcher devices, status or stop."""
+        """A form that launches (%launcher), or what this kernel launches on: %launcher devices, runs, status, stop."""
         with _one_line_errors():
             words = line.split()
-            if not words or words[0] in {"-h", "--help"}:
+            if not words:
+                self._display(self._entry_points().panel())
+            elif words[0] in {"-h", "--help"}:
                 _show(_launcher_help())
             elif len(words) > 1 or words[0] not in COMMANDS:
                 raise unknown_name("%launcher command", line.strip(), COMMANDS)
             elif words[0] == "devices":
                 _show("\n".join(_device_lines(self._entry_points().devices())))
+            elif words[0] == "code":
+                self._ip.set_next_input(_panel_code())
+            elif words[0] == "runs":
+                _show_table(self._ip, self._entry_points().runs())
             elif words[0] == "status":
                 _show("\n".join(map(repr, self._entry_points().history())) or "no run yet in this kernel")
             else:
                 _show("\n".join(_stop(self._entry_points().history())))
+
+    def _display(self, shown: Any) -> None:
+        from IPython.display import display
+
+        show: Any = display  # half of IPython's functions have no annotations
+        show(shown)
 
     def _launch(self, given: Arguments, source: str, name: str) -> Run:
         from notebook_launcher.core.config import LaunchConfig
@@ -109,7 +129,7 @@ class LauncherMagics(Magics):
             payload = entry_points.for_cell(source, self._ip.user_ns, self._filename(source), name=name)
         except SyntaxError as error:
             raise CellSyntaxError(error) from None
-        run = entry_points.launch_payload(payload, config, wait=not given.background)
+        run = entry_points.launch_payload(payload, config, wait=not given.background, monitor=given.monitor)
         if given.save:
             self._ip.push({given.save: run.results})
         return run
@@ -186,6 +206,8 @@ class CellSyntaxError(NotebookLauncherError):
 
 def _check_call(call: ast.Call, namespace: dict[str, Any]) -> None:
     """Refuse a call of what isn't there or can't be called, and arguments that its signature doesn't take."""
+    from notebook_launcher.launcher.payload import check_arguments
+
     name = ast.unparse(call.func)
     try:
         function = _resolve(call.func, namespace)
@@ -193,17 +215,7 @@ def _check_call(call: ast.Call, namespace: dict[str, Any]) -> None:
         return  # only the workers will know
     if not callable(function):
         raise ConfigError(f"%launch calls {name}, which is a {type(function).__name__}: it takes a function's call.")
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):
-        return  # some built-in functions have none
-    positional = [arg for arg in call.args if not isinstance(arg, ast.Starred)]
-    named = {keyword.arg: keyword for keyword in call.keywords if keyword.arg is not None}
-    starred = len(positional) < len(call.args) or len(named) < len(call.keywords)
-    try:
-        (signature.bind_partial if starred else signature.bind)(*positional, **named)
-    except TypeError as error:
-        raise ConfigError(f"{ast.unparse(call)} doesn't fit {name}{signature}: {error}.") from None
+    check_arguments(function, call)
 
 
 def _resolve(node: ast.expr, namespace: dict[str, Any]) -> Any:
@@ -259,15 +271,40 @@ def _stop(history: Sequence[Run]) -> Iterator[str]:
         yield "its ranks have not ended yet: %launcher stop once more kills them"
 
 
+def _show_table(shell: Any, runs: Sequence[RunFacts]) -> None:
+    from notebook_launcher.widgets.run_table import run_table, run_text
+
+    shell.display_pub.publish({"text/html": run_table(runs), "text/plain": run_text(runs)})
+
+
+def _panel() -> Any:
+    from notebook_launcher.widgets.panel import panel
+
+    return panel()
+
+
+def _panel_code() -> str:
+    """What the panel that was shown last would launch, as code."""
+    from notebook_launcher.widgets.form_model import FormError
+    from notebook_launcher.widgets.panel import latest
+
+    shown = latest()
+    if shown is None:
+        raise ConfigError("%launcher code puts a panel's launch into a new cell, and no panel is shown: run %launcher.")
+    try:
+        return shown.code()[0]
+    except FormError as error:
+        raise ConfigError(f"the panel has no launch to put into a cell:\n{error}") from None
+
+
 def _show(text: str) -> None:
     print(text)  # noqa: T201 - the cell's output
 
 
 def _launcher_help() -> str:
     width = max(map(len, COMMANDS)) + 2
-    return "\n".join(
-        ["%launcher " + "|".join(COMMANDS), "", *(f"  {name.ljust(width)}{text}" for name, text in COMMANDS.items())]
-    )
+    commands = [f"  {name.ljust(width)}{text}" for name, text in COMMANDS.items()]
+    return "\n".join(["%launcher " + f"[{'|'.join(COMMANDS)}]", "", _PANEL_PURPOSE, "", *commands])
 
 
 def _device_lines(rows: Sequence[DeviceRow]) -> Iterator[str]:

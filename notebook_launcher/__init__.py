@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from notebook_launcher.core.config import LaunchConfig
     from notebook_launcher.core.errors import (
+        CheckpointError,
         ConfigError,
         PayloadError,
         ResultError,
@@ -15,40 +16,132 @@ if TYPE_CHECKING:
         RunTimeoutError,
         WorkerError,
     )
-    from notebook_launcher.launcher.accelerate_style import notebook_launcher
+    from notebook_launcher.launcher.accelerate_style import debug_launcher, notebook_launcher
     from notebook_launcher.launcher.launch import launch
     from notebook_launcher.launcher.run import Run
     from notebook_launcher.runtime.accelerator import Accelerator
+    from notebook_launcher.runtime.batch_size import find_executable_batch_size
+    from notebook_launcher.runtime.gather import (
+        broadcast,
+        broadcast_object_list,
+        gather,
+        gather_object,
+        pad_across_processes,
+        reduce,
+    )
+    from notebook_launcher.runtime.local_sgd import LocalSGD
+    from notebook_launcher.runtime.logs import get_logger, tqdm
+    from notebook_launcher.runtime.memory import init_empty_weights
+    from notebook_launcher.runtime.plugins import (
+        AutocastKwargs,
+        DataLoaderConfiguration,
+        DDPCommunicationHookType,
+        DistributedDataParallelKwargs,
+        GradientAccumulationPlugin,
+        GradScalerKwargs,
+        InitProcessGroupKwargs,
+        ProfileKwargs,
+        ProjectConfiguration,
+    )
+    from notebook_launcher.runtime.process import DistributedType
+    from notebook_launcher.runtime.randomness import set_seed
+    from notebook_launcher.runtime.skipping import skip_first_batches
+    from notebook_launcher.runtime.states import AcceleratorState, GradientState, PartialState
+    from notebook_launcher.runtime.trackers import GeneralTracker
+    from notebook_launcher.widgets.monitor import monitor
+    from notebook_launcher.widgets.panel import panel
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Accelerator",
+    "AcceleratorState",
+    "AutocastKwargs",
+    "CheckpointError",
     "ConfigError",
+    "DDPCommunicationHookType",
+    "DataLoaderConfiguration",
+    "DistributedDataParallelKwargs",
+    "DistributedType",
+    "GeneralTracker",
+    "GradScalerKwargs",
+    "GradientAccumulationPlugin",
+    "GradientState",
+    "InitProcessGroupKwargs",
     "LaunchConfig",
+    "LocalSGD",
+    "PartialState",
     "PayloadError",
+    "ProfileKwargs",
+    "ProjectConfiguration",
     "ResultError",
     "Run",
     "RunInterrupted",
     "RunTimeoutError",
     "WorkerError",
+    "broadcast",
+    "broadcast_object_list",
+    "debug_launcher",
+    "find_executable_batch_size",
+    "gather",
+    "gather_object",
+    "get_logger",
+    "init_empty_weights",
     "launch",
+    "monitor",
     "notebook_launcher",
+    "pad_across_processes",
+    "panel",
+    "reduce",
+    "set_seed",
+    "skip_first_batches",
+    "tqdm",
 ]
 
 # Each name's module is loaded when the name is first used: the import itself costs a kernel nothing, and no torch.
 _HOMES = {
     "Accelerator": "runtime.accelerator",
+    "AcceleratorState": "runtime.states",
+    "AutocastKwargs": "runtime.plugins",
+    "CheckpointError": "core.errors",
     "ConfigError": "core.errors",
+    "DDPCommunicationHookType": "runtime.plugins",
+    "DataLoaderConfiguration": "runtime.plugins",
+    "DistributedDataParallelKwargs": "runtime.plugins",
+    "DistributedType": "runtime.process",
+    "GeneralTracker": "runtime.trackers",
+    "GradScalerKwargs": "runtime.plugins",
+    "GradientAccumulationPlugin": "runtime.plugins",
+    "GradientState": "runtime.states",
+    "InitProcessGroupKwargs": "runtime.plugins",
     "LaunchConfig": "core.config",
+    "LocalSGD": "runtime.local_sgd",
+    "PartialState": "runtime.states",
     "PayloadError": "core.errors",
+    "ProfileKwargs": "runtime.plugins",
+    "ProjectConfiguration": "runtime.plugins",
     "ResultError": "core.errors",
     "Run": "launcher.run",
     "RunInterrupted": "core.errors",
     "RunTimeoutError": "core.errors",
     "WorkerError": "core.errors",
+    "broadcast": "runtime.gather",
+    "broadcast_object_list": "runtime.gather",
+    "debug_launcher": "launcher.accelerate_style",
+    "find_executable_batch_size": "runtime.batch_size",
+    "gather": "runtime.gather",
+    "gather_object": "runtime.gather",
+    "get_logger": "runtime.logs",
+    "init_empty_weights": "runtime.memory",
     "launch": "launcher.launch",
+    "monitor": "widgets.monitor",
     "notebook_launcher": "launcher.accelerate_style",
+    "pad_across_processes": "runtime.gather",
+    "panel": "widgets.panel",
+    "reduce": "runtime.gather",
+    "set_seed": "runtime.randomness",
+    "skip_first_batches": "runtime.skipping",
+    "tqdm": "runtime.logs",
 }
 
 

@@ -120,7 +120,7 @@ def kept_warm() -> Kept:
     with warm.lock:
         for server in filter(None, [warm.server, *warm.retired]):
             kept.processes.add(server.pid)
-            kept.descriptors |= {server._channel.fileno(), server._log.fileno()}
+            kept.descriptors |= {server._channel.fileno(), server._log.fileno(), server._lifeline.writer}
             kept.threads.add(server._watcher)
         for worker in warm.standing_by:
             worker.read_status()

@@ -70,6 +70,14 @@ def read(worker, stream="stdout", *, until=None):
     return data.decode()
 
 
+def pid_of(worker):
+    """The worker's pid, once its server has told it: without, no signal reaches it."""
+    while not worker.read_status() and worker.pid is None:
+        ready, _, _ = select.select([worker.status], [], [], LIMIT_S)
+        assert ready, "nobody tells its pid"
+    return worker.pid
+
+
 def exit_code(worker):
     """The worker's exit code, once its status says so; the launcher's ends are closed then."""
     while not worker.read_status():

@@ -8,7 +8,7 @@ import pytest
 
 import notebook_launcher
 
-PROMISED = {"Accelerator", "LaunchConfig", "Run", "WorkerError", "launch", "notebook_launcher"}
+PROMISED = {"Accelerator", "LaunchConfig", "Run", "WorkerError", "launch", "monitor", "notebook_launcher"}
 
 
 def test_all_is_sorted_and_has_no_doubles():

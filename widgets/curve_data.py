@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 MAX_BUCKETS = 256
+MAX_PLOTS = 24  # of a run that logs more metrics, the first ones are drawn
+MAX_SERIES = 8  # in one plot
+_BUCKETS_SHOWN = 128  # a plot is some 260 points wide
+_NOT_METRICS = ("rank", "step", "time_s")
 
 
 class Point(NamedTuple):
@@ -97,3 +101,79 @@ class Curve:
             merged.append(self._buckets[-1])
         self._buckets = merged
         self._per_bucket *= 2
+
+
+class Series(NamedTuple):
+    """A line: what the legend calls it, and its points in the order in which they came."""
+
+    name: str
+    points: list[Point]
+
+
+@dataclasses.dataclass(frozen=True)
+class Plot:
+    """The lines of one metric; ``num_left_out`` more of them have no room."""
+
+    title: str
+    series: tuple[Series, ...]
+    num_left_out: int = 0
+    num_not_finite: int = 0
+
+
+class Curves:
+    """The curves of all metrics of some runs, which take only the rows that are new."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        """``names``: what each run is called in a legend."""
+        self._names = list(names)
+        self._num_taken = [0] * len(self._names)
+        self._curves: dict[str, dict[tuple[int, int], Curve]] = {}  # by metric, then by run and rank
+        self._last_step: dict[int, float] = {}
+        self._drawn: dict[str, tuple[int, Plot]] = {}
+
+    def take(self, run: int, rows: Sequence[dict[str, Any]]) -> None:
+        """Take what has been added to the ``rows`` of run number ``run`` since the last call."""
+        for row in rows[self._num_taken[run] :]:
+            # Metrics of these names have taken the places of the launcher's own.
+            rank = row["rank"] if isinstance(row["rank"], int) else 0
+            step = row["step"] if isinstance(row["step"], int | float) else None
+            if step is not None and run == 0:
+                self._last_step[rank] = step
+            for name, value in row.items():
+                if name not in _NOT_METRICS and isinstance(value, int | float):
+                    self._curve(name, run, rank).add(value, step)
+            self._num_taken[run] += 1
+
+    def last_step(self, rank: int) -> float | None:
+        """The step that the first run's rank has logged last."""
+        return self._last_step.get(rank)
+
+    def plots(self) -> tuple[Plot, ...]:
+        """A plot for each metric, in the order in which they came; what has not changed is the very same object."""
+        return tuple(self._plot(name) for name in list(self._curves)[:MAX_PLOTS])
+
+    def _curve(self, name: str, run: int, rank: int) -> Curve:
+        curves = self._curves.setdefault(name, {})
+        key = (run, rank)
+        if key not in curves:
+            curves[key] = Curve(_BUCKETS_SHOWN)
+        return curves[key]
+
+    def _plot(self, name: str) -> Plot:
+        curves = self._curves[name]
+        num_points = sum(curve.num_points for curve in curves.values())
+        if name not in self._drawn or self._drawn[name][0] != num_points:
+            self._drawn[name] = (num_points, self._new_plot(name, curves))
+        return self._drawn[name][1]
+
+    def _new_plot(self, name: str, curves: dict[tuple[int, int], Curve]) -> Plot:
+        several_ranks = len({rank for _, rank in curves}) > 1
+        shown = sorted(curves)[:MAX_SERIES]
+        series = tuple(Series(self._legend(key, several_ranks=several_ranks), curves[key].points()) for key in shown)
+        num_not_finite = sum(curve.num_not_finite for curve in curves.values())
+        return Plot(name, series, len(curves) - len(shown), num_not_finite)
+
+    def _legend(self, key: tuple[int, int], *, several_ranks: bool) -> str:
+        run, rank = key
+        name = self._names[run].removesuffix(" run") if several_ranks else self._names[run]
+        return ", ".join(part for part in (name, f"rank {rank}" if several_ranks else "") if part)

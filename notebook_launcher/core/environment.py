@@ -47,6 +47,7 @@ def _choices(environment: Mapping[str, str]) -> dict[str, Any]:
         "gradient_accumulation_steps": _number(environment, "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"),
         "seed": _number(environment, "NOTEBOOK_LAUNCHER_SEED"),
         "num_threads": int(threads) if threads.strip().isdecimal() else None,
+        "debug": environment.get("ACCELERATE_DEBUG_MODE", "").lower() in _YES or None,
         "launched": "NOTEBOOK_LAUNCHER" in environment or None,
     }
     return {name: value for name, value in found.items() if value is not None}

@@ -8,6 +8,8 @@
     ├── ResultError (TypeError)         a rank's return value that could not travel back
     ├── ChannelClosedError (ConnectionError)  the process at the other end is gone
     ├── EngineError (RuntimeError)      worker processes could not be started
+    ├── CheckpointError (RuntimeError)  a checkpoint that could not be written, or can't be loaded
+    ├── PeerError (RuntimeError)        another rank failed where this one depends on it
     ├── WorkerError (RuntimeError)      what happened on a rank, as text
     └── RunTimeoutError (TimeoutError)  a run went on for longer than ``timeout_s``
     RunInterrupted (KeyboardInterrupt)  the notebook's Stop, drawn as one line
@@ -59,6 +61,14 @@ class ChannelClosedError(NotebookLauncherError, ConnectionError):
 
 class EngineError(NotebookLauncherError, RuntimeError):
     """Worker processes could not be started, with what the system said."""
+
+
+class CheckpointError(NotebookLauncherError, RuntimeError):
+    """A checkpoint that could not be written, or can't be loaded: the same error on every rank."""
+
+
+class PeerError(NotebookLauncherError, RuntimeError):
+    """Another rank failed where this one depends on it: never the cause of a run's failure."""
 
 
 class RunTimeoutError(NotebookLauncherError, TimeoutError):

@@ -55,6 +55,25 @@ class Metric:
 
 
 @dataclasses.dataclass(frozen=True)
+class Steps:
+    """How far a loop has come, from ``Accelerator.progress``."""
+
+    done: int
+    total: int | None
+    name: str
+    elapsed_s: float  # since the loop began, by the rank's clock
+    level: int = 0  # how many such loops are around it
+
+
+@dataclasses.dataclass(frozen=True)
+class DeviceMemory:
+    """Memory of the rank's device: what this process holds of it, and all that there is (None: not known)."""
+
+    used_bytes: int
+    total_bytes: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
 class Interrupted:
     """The rank heard the interrupt: a ``KeyboardInterrupt`` was raised in its function."""
 
@@ -107,7 +126,7 @@ class DeviceRow:
     reason: str = ""  # why there is none
 
 
-Event = Started | Output | Display | Metric | Interrupted | Where | Finished | Failed | Devices
+Event = Started | Output | Display | Metric | Steps | DeviceMemory | Interrupted | Where | Finished | Failed | Devices
 
 # --- commands, launcher to worker -----------------------------------------------------------------------------------
 
@@ -121,7 +140,6 @@ class Surroundings:
     path: list[str]
     argv: list[str]
     sources: dict[str, str]  # file name of code made in cells -> its text, for tracebacks and inspect.getsource
-    output: str = "all"  # "main": ranks other than 0 keep their output to themselves
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,6 +165,11 @@ class AskWhere:
 
 
 @dataclasses.dataclass(frozen=True)
+class Interrupting:
+    """An interrupt is on its way; whom it finds in a collective, where it is not heard, is about to be terminated."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Release:
     """You have finished and others have not: leave the process groups, so that who waits for you gets an error."""
 
@@ -156,7 +179,7 @@ class Leave:
     """Every rank has ended: exit."""
 
 
-Command = Run | Probe | AskWhere | Release | Leave
+Command = Run | Probe | AskWhere | Interrupting | Release | Leave
 
 # --- reporting from anywhere below the function ---------------------------------------------------------------------
 

@@ -145,9 +145,11 @@ class LaunchConfig(BaseModel):
 
         ``environment`` stands in for ``os.environ``. Raises ``ConfigError`` with the option, its value and its source.
         """  # noqa: D205 - the order of precedence is one sentence
-        base = cls._base(config)
-        values = {name: getattr(base, name) for name in base.sources}
-        sources = base.sources
+        values: dict[str, Any] = {}
+        sources: dict[str, str] = {}
+        if config is not None:
+            base = cls._base(config)
+            values, sources = {name: getattr(base, name) for name in base.sources}, base.sources
         for name, value in options.items():
             if value is not None:
                 values[name] = value
@@ -164,8 +166,6 @@ class LaunchConfig(BaseModel):
 
     @classmethod
     def _base(cls, config: object) -> LaunchConfig:
-        if config is None:
-            return cls()
         if isinstance(config, cls):
             return config
         if isinstance(config, str | os.PathLike):
@@ -245,12 +245,10 @@ def _table() -> dict[str, OptionRow]:
 
 def _from_environment(environment: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
     """Option, variable and text for each option that the environment sets; an empty variable sets nothing."""
-    for row in field_rows():
-        if row.name in _NO_VARIABLE:
-            continue
-        for variable in (*_VARIABLES.get(row.name, ()), _PREFIX + row.name.upper()):
+    for option, variables in _option_variables():
+        for variable in variables:
             if environment.get(variable):
-                yield row.name, variable, environment[variable]
+                yield option, variable, environment[variable]
                 break
     if environment.get("ACCELERATE_USE_CPU", "").lower() in {"true", "1", "yes"}:
         yield "device", "ACCELERATE_USE_CPU", "cpu"
@@ -268,10 +266,16 @@ def _warn_of_unknown(environment: Mapping[str, str]) -> None:
 
 
 @functools.cache
+def _option_variables() -> list[tuple[str, tuple[str, ...]]]:
+    names = [row.name for row in field_rows() if row.name not in _NO_VARIABLE]
+    return [(name, (*_VARIABLES.get(name, ()), _PREFIX + name.upper())) for name in names]
+
+
+@functools.cache
 def _known_variables() -> frozenset[str]:
     """The variables with our prefix: the options', and those that a launch sets for its ranks."""
     everything: dict[str, Any] = dict.fromkeys((field.name for field in dataclasses.fields(World)), "")
-    names = [_PREFIX + row.name.upper() for row in field_rows() if row.name not in _NO_VARIABLE]
+    names = [variable for _, variables in _option_variables() for variable in variables]
     return frozenset([*names, *World(**everything).environment()])
 
 

@@ -66,6 +66,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             super().dump(obj)
         finally:
             self._reducers.clear()  # they hold this pickler, which holds all that it has pickled
+            self.__dict__.pop("_own", None)
 
     def reducer_override(self, obj: Any) -> Any:
         kind = type(obj)
@@ -75,7 +76,17 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return NotImplemented if reduce is None else reduce(obj)
 
     def _choose(self, kind: type) -> Callable[[Any], Any] | None:
-        own: dict[type, Callable[[Any], Any]] = {
+        reduce = next((self._own[base] for base in kind.__mro__ if base in self._own), None)
+        rule = refusals.rule_of(kind)
+        if reduce is None and rule is not None and rule.refused:
+            reduce = functools.partial(refusals.refuse, is_result=self.to == "kernel")
+        if reduce is None and "torch" in sys.modules and any(_is_torch(base) for base in kind.__mro__):
+            reduce = self._storages.reducer_for(kind)
+        return reduce
+
+    @functools.cached_property
+    def _own(self) -> dict[type, Callable[[Any], Any]]:
+        return {
             type: self._reduce_class,
             types.ModuleType: self._reduce_module,
             types.FunctionType: self._reduce_function,
@@ -87,13 +98,6 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             **named_pickling.PARTS,
             **dict.fromkeys(named_pickling.NAMED_PARTS, self._reduce_named),
         }
-        reduce = next((own[base] for base in kind.__mro__ if base in own), None)
-        rule = refusals.rule_of(kind)
-        if reduce is None and rule is not None and rule.refused:
-            reduce = functools.partial(refusals.refuse, is_result=self.to == "kernel")
-        if reduce is None and "torch" in sys.modules and any(_is_torch(base) for base in kind.__mro__):
-            reduce = self._storages.reducer_for(kind)
-        return reduce
 
     @functools.cached_property
     def _storages(self) -> Any:

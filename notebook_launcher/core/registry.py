@@ -38,13 +38,6 @@ class Registry:
         """The known names, in the order in which they were registered."""
         return tuple(self._entries)
 
-    def add(self, name: str, target: str) -> None:
-        """Register one more choice; a name that is taken raises ``ConfigError``."""
-        if name in self._entries:
-            msg = f"{self.kind} {name!r} is registered already, as {self._entries[name]!r}"
-            raise ConfigError(msg)
-        self._entries[name] = target
-
     def load(self, name: str) -> Any:
         """Import and return what ``name`` stands for; an unknown name raises ``ConfigError``."""
         if name not in self._entries:

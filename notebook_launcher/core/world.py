@@ -28,6 +28,7 @@ class World:
     seed: int | None = None
     num_threads: int | None = None
     attempt: int = 0  # how often the run was restarted before
+    debug: bool = False  # compare the ranks' collectives before they are begun
     launched: bool = False  # by this project, as against torchrun, Slurm or nobody
 
     def environment(self) -> dict[str, str]:
@@ -49,6 +50,7 @@ class World:
             "NOTEBOOK_LAUNCHER_SEED": self.seed,
             "ACCELERATE_MIXED_PRECISION": self.mixed_precision,
             "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": self.gradient_accumulation_steps,
+            "ACCELERATE_DEBUG_MODE": "true" if self.debug else None,
             "ACCELERATE_USE_CPU": "true" if self.device == "cpu" else None,
             "OMP_NUM_THREADS": self.num_threads,
         }

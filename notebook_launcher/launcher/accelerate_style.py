@@ -1,4 +1,4 @@
-"""``notebook_launcher``: Accelerate's launching function, so that a notebook changes its import line only."""
+"""``notebook_launcher``: Accelerate's launching functions, so that a notebook changes its import line only."""
 
 from __future__ import annotations
 
@@ -13,6 +13,14 @@ if TYPE_CHECKING:
     from notebook_launcher.launcher.run import Run
 
 _PORT = "29500"
+
+
+def debug_launcher(function: Callable[..., Any], args: Sequence[Any] = (), num_processes: int = 2) -> Run:
+    """Run ``function(*args)`` on ``num_processes`` CPU processes, to try it out; return the ``Run``.
+
+    Raises what ``launch`` raises.
+    """
+    return launch(function, args, num_processes=num_processes, device="cpu")
 
 
 def notebook_launcher(  # noqa: PLR0913, PLR0917 - the signature is Accelerate's

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import math
 import os
 import select
 import signal
@@ -11,18 +12,22 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import weakref
 from typing import IO, TYPE_CHECKING
 
 from notebook_launcher.core.channel import SocketChannel
 from notebook_launcher.core.errors import ChannelClosedError, EngineError
 from notebook_launcher.core.forking import STATUS, Fork, Loading, Warm
+from notebook_launcher.core.lifeline import Lifeline
 from notebook_launcher.core.shared_memory import FileDescriptor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _DEATH_S = 0.5  # from a process's last word to the moment that the system counts it as gone
+_ANSWER_S = 2.0  # how long a warm server may sleep over what it was asked; forking takes milliseconds
+_BUSY_S = 20.0  # and how long, where it does not sleep: the machine may be short of memory
 _open_channels: weakref.WeakSet[SocketChannel] = weakref.WeakSet()
 
 
@@ -48,6 +53,9 @@ class LocalWorker:
         self._told = b""
         self.orphaned = False  # the server died before it could tell the exit code; the worker may well live
         self._process = -1  # a pidfd: signals through it can't hit a stranger that got the same pid
+        self.missed = False  # it was gone before it had taken its command
+        self._owed_since_s: float | None = None  # since when its server owes it a word
+        self.lifeline: Lifeline | None = None  # its own, where no server has one for it
 
     @property
     def pid(self) -> int | None:
@@ -88,11 +96,28 @@ class LocalWorker:
     @property
     def gone(self) -> bool:
         """Whether its process has ended, also where its server does not know it yet."""
+        return self.read_status() or self._has_ended()
+
+    def _has_ended(self) -> bool:
         if self._process < 0:
-            return self.read_status()
+            return False
         poller = select.poll()
         poller.register(self._process, select.POLLIN)  # a pidfd can be read once the process has ended
-        return bool(poller.poll(0)) or self.read_status()
+        return bool(poller.poll(0))
+
+    def see_to(self, *, hung_up: bool) -> None:
+        """Where its server owes a word on it, its pid or its exit code, see to it that it comes, or ends instead.
+
+        To be called a few times a second. ``hung_up``: whether its channel has ended.
+        """
+        if self.server is None or self.exit_code is not None or self.orphaned:
+            return
+        if self.pid is not None and not (self._has_ended() if self._process >= 0 else hung_up):
+            self._owed_since_s = None
+            return
+        if self._owed_since_s is None:
+            self._owed_since_s = time.monotonic()
+        self.server.press(self._owed_since_s)
 
     @property
     def closed(self) -> bool:
@@ -101,6 +126,8 @@ class LocalWorker:
 
     def signal(self, number: int) -> None:
         """Send a signal to the worker, and with SIGKILL to all that it started; harmless once it has ended."""
+        if self.pid is None:
+            self.read_status()
         pid = self.pid
         if pid is None:
             return
@@ -119,6 +146,8 @@ class LocalWorker:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
         self.channel.close()
+        if self.lifeline is not None:
+            self.lifeline.close()
         numbers = [*self.streams.values(), self.status, self._process]
         self.streams, self.status, self._process = {}, -1, -1
         for number in numbers:
@@ -167,10 +196,13 @@ class ForkServer:
         self.wanted = tuple(wanted)
         self.problems: tuple[str, ...] = ()
         self.warm = threading.Event()
+        self._warm_s = math.inf
+        self._given_up = ""  # why it was ended from here
         self._loading = ""  # the module that it loads now
         self._workers: list[LocalWorker] = []
         self._channel, theirs = SocketChannel.pair()
         _open_channels.add(self._channel)
+        self._lifeline = Lifeline()
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the server; it has no name
         self._process = self._start(theirs)
         theirs.abandon()  # the server has its own copy
@@ -178,12 +210,13 @@ class ForkServer:
         self._watcher.start()
 
     def _start(self, theirs: SocketChannel) -> subprocess.Popen[bytes]:
-        number = fcntl.fcntl(theirs.fileno(), fcntl.F_DUPFD, 3)  # 0 to 2 become the server's streams
+        # Numbers from 3 on: 0 to 2 become the server's streams.
+        number, kernels_end = (fcntl.fcntl(one, fcntl.F_DUPFD, 3) for one in (theirs.fileno(), self._lifeline.reader))
         # The path goes without "": a random.py beside the notebook must not become the server's.
         path = [entry for entry in sys.path if entry]
         code = (
             f"import sys; sys.path[:] = {path!r}; from notebook_launcher.worker.server import main; "
-            f"main({number}, {self.preload!r})"
+            f"main({number}, {kernels_end}, {self.preload!r})"
         )
         try:
             return subprocess.Popen(
@@ -191,17 +224,20 @@ class ForkServer:
                 stdin=subprocess.DEVNULL,
                 stdout=self._log,
                 stderr=self._log,
-                pass_fds=[number],
+                pass_fds=[number, kernels_end],
                 start_new_session=True,
                 cwd="/",  # the notebook's may be gone
             )
         except OSError as error:
             self._channel.close()
+            self._lifeline.close()
             theirs.close()
             self._log.close()
             raise EngineError(f"the fork server can't be started with {sys.executable!r}: {error}") from error
         finally:
             os.close(number)
+            os.close(kernels_end)
+            self._lifeline.hand_over()
 
     @property
     def pid(self) -> int:
@@ -247,11 +283,29 @@ class ForkServer:
         """Whether a worker that it forked is still in use."""
         return any(not one.closed for one in self._workers)
 
+    def press(self, owed_since_s: float) -> None:
+        """It has owed an answer since then: if it was stopped, let it go on; if it hangs, end it, as nobody else will.
+
+        What it still loads takes as long as it takes.
+        """
+        self._process.send_signal(signal.SIGCONT)
+        waited_s = time.monotonic() - max(owed_since_s, self._warm_s)
+        if waited_s < _ANSWER_S or not self.alive:
+            return
+        import psutil  # only now: loading the extension takes no time for it
+
+        with contextlib.suppress(psutil.Error):
+            status = psutil.Process(self.pid).status()
+            if status == psutil.STATUS_SLEEPING or waited_s >= _BUSY_S:
+                self._given_up = f"it did not answer for {waited_s:.1f} s ({status}), and was ended"
+                self._process.kill()
+
     def last_words(self) -> str:
         """What is known of a server's end: its exit code, what it was loading, the last that it wrote."""
         self._watcher.join(_DEATH_S)  # until it has read all that the server told
         code = self._process.poll()
         how = f"signal {-code} ({signal.strsignal(-code)})" if code is not None and code < 0 else f"exit code {code}"
+        how = self._given_up or how
         if self._loading:
             how += f" while it loaded {self._loading!r}"
             how += " (preload)" if self._loading in self.wanted else ""
@@ -264,11 +318,13 @@ class ForkServer:
     def close(self) -> None:
         """End the server and every worker it has forked; returns when it is gone."""
         self._channel.close()
+        self._process.send_signal(signal.SIGCONT)  # it may have been stopped
         try:
             self._process.wait(5)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        self._lifeline.close()  # and with it what it could not end
         self._watcher.join(5)
         self._log.close()
 
@@ -280,6 +336,7 @@ class ForkServer:
                     self._loading = answer.module
                 elif isinstance(answer, Warm):
                     self.problems, self._loading = answer.problems, ""
+                    self._warm_s = time.monotonic()
                     self.warm.set()
         except (ChannelClosedError, OSError, ValueError):
             self.warm.set()  # who waits for it finds that it has died

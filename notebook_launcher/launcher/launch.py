@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import pathlib
 import sys
 import tempfile
-import warnings
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher.core.config import LaunchConfig
+from notebook_launcher.core.config import LaunchConfig, field_rows
 from notebook_launcher.core.errors import ConfigError, RunInterrupted
+from notebook_launcher.core.notices import warn
+from notebook_launcher.core.options import parameters
 from notebook_launcher.launcher import payload as payloads
 from notebook_launcher.launcher import warm
 from notebook_launcher.launcher.commands import commands, pack_surroundings
@@ -50,12 +52,14 @@ def launch(
     num_processes: int | None = None,
     config: LaunchConfig | str | os.PathLike[str] | Mapping[str, Any] | None = None,
     wait: bool = True,
+    monitor: bool = False,
     **options: Any,
 ) -> Run:
     """Run ``fn(*args, **kwargs)`` on every device of this machine and return the ``Run``.
 
     ``config`` is a ``LaunchConfig``, a dictionary of options or the path of a YAML file; ``options`` are the fields of
     ``LaunchConfig`` and override it. With ``wait=False`` the call returns at once and the run goes on by itself.
+    ``monitor=True`` shows it by a monitor: a row a rank, curves, a stop button; outside notebooks, as always.
 
     Raises ``ConfigError`` or ``PayloadError`` before anything starts when an option or a captured object can't be; then
     what ``Run.wait`` raises: the worker's own exception, with a ``WorkerError`` as its ``__cause__``.
@@ -65,16 +69,34 @@ def launch(
     with _short_interrupts():
         payloads.check_call(fn, args, kwargs)
         chosen = LaunchConfig.make(config, **options)
-        return launch_payload(payloads.for_call(fn, args, kwargs), chosen, wait=wait)
+        return launch_payload(payloads.for_call(fn, args, kwargs), chosen, wait=wait, monitor=monitor)
 
 
-def launch_payload(payload: Payload, config: LaunchConfig, *, wait: bool, sink: str | None = None) -> Run:
+def _signature() -> inspect.Signature:
+    """The options by their names, where the code has ``**options``: for help and completion."""
+    written = inspect.signature(launch)
+    own = [one for one in written.parameters.values() if one.kind is not one.VAR_KEYWORD]
+    return written.replace(
+        parameters=[*own, *(one for one in parameters(field_rows()) if one.name not in written.parameters)]
+    )
+
+
+launch.__signature__ = _signature()  # type: ignore[attr-defined]
+
+
+def launch_payload(
+    payload: Payload, config: LaunchConfig, *, wait: bool, sink: str | None = None, monitor: bool = False
+) -> Run:
     """Run a packed function or cell as ``config`` says; ``launch`` and the magics end here.
 
-    ``sink`` names who shows the run: by default the cell in a notebook, else the terminal.
+    ``sink`` names who shows the run: by default the cell in a notebook (with ``monitor``, a monitor in it), else the
+    terminal.
     """
+    shown_by = sink or _default_sink()
+    if monitor and shown_by == "cell":
+        shown_by = "monitor"
     with _short_interrupts():
-        return _launch(payload, config, wait=wait, sink=sink or _default_sink())
+        return _launch(payload, config, wait=wait, sink=shown_by)
 
 
 def _launch(payload: Payload, config: LaunchConfig, *, wait: bool, sink: str) -> Run:
@@ -87,6 +109,7 @@ def _launch(payload: Payload, config: LaunchConfig, *, wait: bool, sink: str) ->
     record = Record(plan.headline, [*plan.notes, *payload.notes], output, len(plan.worlds))
     sinks: list[Sink] = [SINKS.load(sink)()]
     surroundings = pack_surroundings(payload.sources, plan.environment)
+    engine.prepare(len(plan.worlds), config)
 
     def start(attempt: int) -> list[Worker]:
         with commands(plan.worlds, surroundings, payload.packed, attempt) as ready:
@@ -149,7 +172,4 @@ def _default_sink() -> str:
 
 def _warn_of_large(payload: Payload) -> None:
     for name, size in payload.large:
-        warnings.warn(
-            f"the launch sends {name!r} along, {size / 1e6:,.0f} MB; the ranks share one copy until they write to it",
-            stacklevel=4,
-        )
+        warn(f"the launch sends {name!r} along, {size / 1e6:,.0f} MB; the ranks share one copy until they write to it")

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from notebook_launcher.core import pickling
 from notebook_launcher.core.cell_labels import in_cells
-from notebook_launcher.core.errors import EngineError, RunTimeoutError, WorkerError
+from notebook_launcher.core.errors import EngineError, PeerError, RunTimeoutError, WorkerError
+from notebook_launcher.core.excerpts import excerpt
 from notebook_launcher.launcher.state import Phase, RankState, RunState
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ _REASONS = {
     signal.SIGFPE: "native code divided by zero",
     signal.SIGTERM: "something outside this run asked it to end",
 }
+_SHOWN_CHARS = 16_000  # some hundred lines of a traceback
+_MORE = "[cut to fit a notebook: run.error has more of it, and so has the exception that you catch]"
 
 
 def signal_name(code: int) -> str:
@@ -62,9 +65,9 @@ def _raised(state: RankState, failed: Failed, cause: RankState | None) -> str:
         return f"raised the same {failed.type_name}"
     if failed.type_name == "KeyboardInterrupt" and state.sent is not None:
         return f"{_doing(state)}, interrupted"
-    if failed.type_name == "SystemExit":
-        return f"called sys.exit({failed.message})"
     first_line = failed.message.split("\n", 1)[0][:200]
+    if failed.type_name == "SystemExit":
+        return f"called sys.exit({first_line})"
     return f"raised {failed.type_name}" + (f": {first_line}" if first_line else "")
 
 
@@ -100,12 +103,19 @@ def error_of(state: RunState, host: str, tails: dict[int, str], memory: str) -> 
     worker_error = WorkerError(
         headline, rank=rank, host=host, kind=failed.type_name, traceback_text=text, others=others
     )
+    gone = [number for number, other in enumerate(state.ranks) if other.phase is Phase.RETURNED]
+    if failed.peer_lost and gone and failed.type_name != PeerError.__name__:
+        worker_error.message = (
+            f"rank {rank} of {total} waited for {_ranks(gone)}, which had returned: every rank must make the same "
+            f"collective calls (gather, backward, a barrier), as often as the others. {headline}"
+        )
+        return drawn_as(worker_error, shown(worker_error))
     own, problem = _own_exception(failed, worker_error)
     if own is not None:
         return own
     if problem:
         worker_error.others = (*worker_error.others, f"(a WorkerError in its stead: {problem})")
-    return drawn_as(worker_error, str(worker_error))
+    return drawn_as(worker_error, shown(worker_error))
 
 
 def _without_module_list(text: str) -> str:
@@ -124,17 +134,37 @@ def _own_exception(failed: Failed, worker_error: WorkerError) -> tuple[BaseExcep
         str(error).encode()  # what is no text, or not UTF-8, no notebook can show
         original = error.__cause__
         error.add_note(f"[rank {worker_error.rank} on {worker_error.host}]")
-        drawn_as(error, str(worker_error)).__cause__ = worker_error
+        drawn_as(error, shown(worker_error)).__cause__ = worker_error
     except Exception as problem:  # noqa: BLE001 - unpickling, and setting attributes, may run the user's code
         return None, f"the {failed.type_name} itself can't be raised here: {type(problem).__name__}: {problem}"
     worker_error.__cause__ = original
     return error, ""
 
 
+def shown(told: WorkerError) -> str:
+    """What a notebook shows of ``told``: the whole of it, or as much as a page can bear."""
+    whole = str(told)
+    if len(whole) <= _SHOWN_CHARS:
+        return whole
+    message, *others = (excerpt(text, _SHOWN_CHARS // 4) for text in (told.message, *told.others))
+    frames = excerpt(told.traceback_text.rstrip(), _SHOWN_CHARS // 2)
+    return "\n".join([message, *([frames] if frames else []), *others, _MORE])
+
+
 def drawn_as(error: BaseException, text: str) -> BaseException:
     """Make IPython draw ``error`` as ``text``: the worker's frames, not the launcher's."""
     error._render_traceback_ = functools.partial(text.split, "\n")  # type: ignore[attr-defined]
     return error
+
+
+def drawing(error: BaseException | None) -> str:
+    """What a notebook shows of ``error``; "" for none."""
+    if error is None:
+        return ""
+    try:
+        return "\n".join(error._render_traceback_())  # type: ignore[attr-defined]
+    except Exception:  # noqa: BLE001 - it has no drawing of its own, or may be of the user's own class
+        return f"{type(error).__name__}: {error}"
 
 
 def never_made(rank: int, total: int, problem: str, tail: str) -> EngineError:

@@ -2,18 +2,17 @@
 
 Half a million lines must cost little: bytes are cut at newlines in bulk and decoded when somebody looks. Only a
 stream that moves the cursor (progress bars) or leaves a colour switched on is drawn character by character, by a
-``Screen``, for as long as it does.
+``Screen``, for as long as it does. What is no text (a file that somebody printed) is cut too, and never drawn.
 """
 
 from __future__ import annotations
 
 import collections
-import re
 import threading
 from typing import TYPE_CHECKING, NamedTuple
 
-from notebook_launcher.launcher.screen import MAX_LINE_CHARS, Screen, cut_note
 from notebook_launcher.launcher.sgr import without_colours
+from notebook_launcher.launcher.stream import Stream, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
@@ -22,12 +21,6 @@ if TYPE_CHECKING:
 
 _KEPT_BYTES = 8 << 20  # of one rank
 _BACKLOG_BYTES = 4 << 20  # of one follower
-_TAIL_BYTES = 4096  # a line with escape sequences that is longer is drawn as it comes
-
-_RETURNS = re.compile(rb"\r+\n")
-_SGR = re.compile(rb"\x1b(?:\[[0-9;:]{0,200}(?:m|\Z)|\Z)")  # also one whose end has not come
-_COLOUR_LEFT_ON = re.compile(rb"\x1b\[(?!0?m)[0-9;:]*m[^\x1b\n]*\n")
-_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f]")
 
 
 class Line(NamedTuple):
@@ -48,101 +41,7 @@ class _Block(NamedTuple):
     num_bytes: int
 
     def decoded(self) -> list[Line]:
-        return [Line(self.rank, self.stream, _text(line)) for line in self.lines]
-
-
-class _Stream:
-    """Cuts one stream of one rank into lines."""
-
-    def __init__(self) -> None:
-        self._tail: list[bytes] = []  # the line that has begun
-        self._tail_bytes = 0
-        self._num_cut = 0
-        self._tail_escapes = False
-        self._return = b""  # a carriage return that may be half of "\r\n"
-        self._screen: Screen | None = None
-
-    def feed(self, data: bytes) -> list[bytes | str]:
-        """The lines that ``data`` completes."""
-        data = self._return + data
-        self._return = b"\r" if data.endswith(b"\r") else b""
-        if b"\r" in data:
-            data = _RETURNS.sub(b"\n", data.rstrip(b"\r") if self._return else data)
-        return self._cut(data) if self._screen is None else self._draw(self._screen, data)
-
-    def live(self) -> list[str]:
-        if self._screen is not None:
-            return self._screen.live()
-        if not self._tail:
-            return []
-        screen = Screen()  # it knows what to do with half a character or half an escape sequence
-        screen.feed(b"".join(self._tail))
-        return [text + cut_note(self._num_cut, "bytes") for text in screen.live()]
-
-    def finish(self) -> list[bytes | str]:
-        """Nothing more will come: the lines that have begun."""
-        screen = self._screen or Screen()
-        screen.feed(b"".join(self._tail))
-        note = cut_note(self._num_cut, "bytes")
-        self._screen = None
-        self._forget_tail()
-        return [text + note for text in screen.finish()]
-
-    def _cut(self, data: bytes) -> list[bytes | str]:
-        """Cut ``data`` without drawing it where that gives the same lines."""
-        if self._tail_escapes:
-            data = b"".join(self._tail) + data
-            self._forget_tail()
-        if not (b"\x1b" in data or b"\r" in data or b"\x08" in data):
-            return self._split(data)
-        body, newline, rest = data.rpartition(b"\n")
-        escapes = b"\x1b" in rest
-        if (
-            _moves(rest)
-            or _moves(body)
-            or _COLOUR_LEFT_ON.search(body + newline)
-            or (escapes and len(rest) > _TAIL_BYTES)
-        ):
-            self._screen = Screen()
-            data = b"".join(self._tail) + data
-            self._forget_tail()
-            return self._draw(self._screen, data)
-        lines = self._split(data)
-        self._tail_escapes = escapes
-        return lines
-
-    def _draw(self, screen: Screen, data: bytes) -> list[bytes | str]:
-        body, newline, rest = data.rpartition(b"\n")
-        lines: list[bytes | str] = [*screen.feed(body + newline)]
-        if newline and screen.idle:
-            self._screen = None
-            return lines + self._cut(rest)
-        lines += screen.feed(rest)
-        if screen.idle:
-            self._screen = None
-        return lines
-
-    def _forget_tail(self) -> None:
-        self._tail, self._tail_bytes, self._num_cut, self._tail_escapes = [], 0, 0, False
-
-    def _split(self, data: bytes) -> list[bytes | str]:
-        pieces = data.split(b"\n")
-        rest = pieces.pop()
-        if pieces and self._tail:
-            self._extend(pieces[0])
-            pieces[0] = b"".join(self._tail) + cut_note(self._num_cut, "bytes").encode()
-            self._forget_tail()
-        if len(data) > MAX_LINE_CHARS:
-            pieces = [_capped(piece) for piece in pieces]
-        if rest:
-            self._extend(rest)
-        return [*pieces]
-
-    def _extend(self, piece: bytes) -> None:
-        room = MAX_LINE_CHARS - self._tail_bytes
-        self._num_cut += max(0, len(piece) - room)
-        self._tail.append(piece[:room])
-        self._tail_bytes += min(len(piece), room)
+        return [Line(self.rank, self.stream, text_of(line)) for line in self.lines]
 
 
 class _Kept:
@@ -222,10 +121,9 @@ class OutputLog:
         leave them out.
         """
         self.ranks = [rank for rank in range(num_ranks) if shown_ranks is None or rank in shown_ranks]
-        self.version = 0  # grows with every change of what is shown
         self._folder = folder
         self._lock = threading.Lock()
-        self._streams: dict[tuple[int, str], _Stream] = {}
+        self._streams: dict[tuple[int, str], Stream] = {}
         self._kept = [_Kept(keep_lines) for _ in range(num_ranks)]
         self._num_blocks = 0
         self._followers: list[Follower] = []
@@ -239,7 +137,7 @@ class OutputLog:
             return
         self._write(rank, data)
         with self._lock:
-            source = self._streams.setdefault((rank, stream), _Stream())
+            source = self._streams.setdefault((rank, stream), Stream())
             self._append(rank, stream, source.feed(data))
         for follower in self._followers:
             follower._hurry()  # noqa: SLF001 - the two are one mechanism
@@ -314,7 +212,6 @@ class OutputLog:
 
     def _append(self, rank: int, stream: str, lines: list[bytes | str]) -> None:
         shown = rank in self.ranks
-        self.version += shown
         if not lines:
             return
         self._num_blocks += 1
@@ -335,26 +232,6 @@ class OutputLog:
             self._files[rank].flush()
         except OSError as error:  # a full disk must not end the run
             self._problems[rank] = f"the log of rank {rank} ends early: {error}"
-
-
-def _moves(data: bytes) -> bool:
-    """Whether ``data`` moves the cursor or erases: anything but text, newlines, colours and a sequence's beginning."""
-    if b"\r" in data or b"\x08" in data:
-        return True
-    return b"\x1b" in data and b"\x1b" in _SGR.sub(b"", data)
-
-
-def _text(line: bytes | str) -> str:
-    if isinstance(line, str):
-        return line
-    text = line.decode("utf-8", "backslashreplace")
-    return _CONTROLS.sub("", text) if _CONTROLS.search(text) else text
-
-
-def _capped(piece: bytes) -> bytes:
-    if len(piece) <= MAX_LINE_CHARS:
-        return piece
-    return piece[:MAX_LINE_CHARS] + cut_note(len(piece) - MAX_LINE_CHARS, "bytes").encode()
 
 
 def _shortened(block: _Block, keep_lines: int) -> _Block:

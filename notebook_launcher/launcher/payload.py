@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.core import pickling
 from notebook_launcher.core.errors import ConfigError, PayloadError
+from notebook_launcher.core.options import shortened
 from notebook_launcher.core.tasks import Call, Cell, compile_cell, future_flags
 from notebook_launcher.launcher.captures import Root, explain, large
 from notebook_launcher.launcher.cell_names import used_names
@@ -42,7 +43,10 @@ def for_call(
     """Pack ``function(*args, **kwargs)``; raises ``PayloadError`` where something in it can't travel, and says what."""
     kwargs = dict(kwargs or {})
     name = _name(function)
-    roots = [Root("function", name, function), *_arguments(function, args, kwargs)]
+
+    def roots() -> list[Root]:
+        return [Root("function", name, function), *_arguments(function, args, kwargs)]
+
     return _pack(Call(function, tuple(args), kwargs), name, f"{name}()", roots)
 
 
@@ -63,7 +67,10 @@ def for_cell(source: str, namespace: Mapping[str, Any], filename: str, *, name: 
         with contextlib.suppress(Exception):
             pickling.measure(namespace[each])
             values[each] = namespace[each]
-    roots = [Root("variable", each, value) for each, value in values.items()]
+
+    def roots() -> list[Root]:
+        return [Root("variable", each, value) for each, value in values.items()]
+
     payload = _pack(Cell(source, filename, values, flags), name, "the cell", roots)
     return dataclasses.replace(payload, sources={**payload.sources, filename: source})
 
@@ -80,23 +87,32 @@ def check_call(function: Any, args: Any, kwargs: Any) -> None:
         )
         raise PayloadError(msg)
     if not isinstance(args, tuple | list):
-        msg = f"args is a tuple of the function's arguments, not {_short(args)}: write args=({_short(args)},)."
+        msg = f"args is a tuple of the function's arguments, not {shortened(args)}: write args=({shortened(args)},)."
         raise ConfigError(msg)
     if kwargs is not None and not (isinstance(kwargs, Mapping) and all(isinstance(key, str) for key in kwargs)):
-        msg = f"kwargs is a dict of the function's arguments by name, not {_short(kwargs)}."
+        msg = f"kwargs is a dict of the function's arguments by name, not {shortened(kwargs)}."
         raise ConfigError(msg)
     _check_signature(function, args, kwargs or {})
 
 
-def _check_signature(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+def check_arguments(function: Any, call: ast.Call) -> None:
+    """Raise ``PayloadError`` where the arguments of ``call``, known by their text only, don't fit ``function``."""
+    args = [_Text(ast.unparse(arg)) for arg in call.args if not isinstance(arg, ast.Starred)]
+    kwargs = {word.arg: _Text(ast.unparse(word.value)) for word in call.keywords if word.arg is not None}
+    starred = len(args) < len(call.args) or len(kwargs) < len(call.keywords)
+    _check_signature(function, args, kwargs, partly=starred)
+
+
+def _check_signature(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], *, partly: bool = False) -> None:
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # a builtin without one
         return
     try:
-        signature.bind(*args, **kwargs)
+        (signature.bind_partial if partly else signature.bind)(*args, **kwargs)
     except TypeError as error:
-        given = ", ".join([*(_short(arg) for arg in args), *(f"{key}={_short(arg)}" for key, arg in kwargs.items())])
+        texts = [*map(shortened, args), *(f"{key}={shortened(arg)}" for key, arg in kwargs.items())]
+        given = ", ".join([*texts, "..."] if partly else texts)
         msg = f"{_name(function)}{signature} can't be called with ({given}): {error}."
         raise PayloadError(msg) from None
 
@@ -104,12 +120,10 @@ def _check_signature(function: Any, args: Sequence[Any], kwargs: Mapping[str, An
 def _check_call_expression(tree: ast.Module, namespace: Mapping[str, Any]) -> None:
     """Where a cell is one call of a notebook's function, the number and names of its arguments are known by now."""
     match tree.body:
-        case [ast.Expr(value=ast.Call(func=ast.Name(id=name), args=args, keywords=keywords))]:
+        case [ast.Expr(value=ast.Call(func=ast.Name(id=name)) as call)]:
             function = namespace.get(name)
-            starred = any(isinstance(arg, ast.Starred) for arg in args) or any(word.arg is None for word in keywords)
-            if function is not None and callable(function) and not starred:
-                given = {word.arg: _Text(ast.unparse(word.value)) for word in keywords if word.arg}
-                _check_signature(function, [_Text(ast.unparse(arg)) for arg in args], given)
+            if function is not None and callable(function):
+                check_arguments(function, call)
 
 
 class _Text:
@@ -122,12 +136,13 @@ class _Text:
         return self._text
 
 
-def _pack(task: Call | Cell, name: str, owner: str, roots: list[Root]) -> Payload:
+def _pack(task: Call | Cell, name: str, owner: str, roots: Callable[[], list[Root]]) -> Payload:
+    """``roots`` gives what the task is made of; it is asked where something has to be said of a part."""
     try:
         dumped = pickling.dump(task)
     except Exception as error:  # whatever the objects' own pickling raises, the culprit is named
-        raise explain(error, owner, roots) from error
-    sizes = large(roots, LARGE_BYTES) if dumped.packed.size_bytes > LARGE_BYTES else []
+        raise explain(error, owner, roots()) from error
+    sizes = large(roots(), LARGE_BYTES) if dumped.packed.size_bytes > LARGE_BYTES else []
     notes = [f"{each} was reloaded after it was used: the older class travels along" for each in dumped.reloaded]
     return Payload(dumped.packed, dumped.sources, name, sizes, notes, dumped.sent)
 
@@ -147,11 +162,3 @@ def _arguments(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
         names = [p.name for p in positional if p.kind != p.VAR_POSITIONAL]
     roots = [Root("argument", names[i] if i < len(names) else f"args[{i}]", arg) for i, arg in enumerate(args)]
     return roots + [Root("argument", name, arg) for name, arg in kwargs.items()]
-
-
-def _short(value: Any) -> str:
-    try:
-        text = repr(value)
-    except Exception:  # noqa: BLE001 - a user's own __repr__
-        return f"<{type(value).__name__}>"
-    return text if len(text) <= 60 else f"{text[:57]}..."  # noqa: PLR2004 - what fits into a message

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from typing import TYPE_CHECKING
 
 from notebook_launcher.core.config import snapshot
+from notebook_launcher.core.cores import num_cores
 from notebook_launcher.core.errors import ConfigError
 from notebook_launcher.core.precisions import refusals
 from notebook_launcher.core.registry import unknown_name
@@ -66,12 +66,6 @@ def make_plan(
     return Plan(device, worlds, _headline(config, device, worlds[0].world_size), _notes(config), added)
 
 
-def num_cores() -> int:
-    """Cores that this process may use, which in a container is fewer than the machine has."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity else os.cpu_count() or 1
-
-
 def _check_not_launched(environment: Mapping[str, str]) -> None:
     """Refuse a launch from a rank: each rank would start as many again, and all on the same devices."""
     if "NOTEBOOK_LAUNCHER" in environment:
@@ -82,11 +76,16 @@ def _check_not_launched(environment: Mapping[str, str]) -> None:
         )
 
 
+def preferred_kind(rows: Mapping[str, DeviceRow]) -> str:
+    """The kind of device that ``auto`` takes, of those that the machine has."""
+    return next((kind for kind in _ACCELERATORS if kind in rows and rows[kind].num_devices), "cpu")
+
+
 def _device(config: LaunchConfig, rows: Mapping[str, DeviceRow]) -> str:
     if config.device == "cpu":
         return "cpu"
     if config.device == "auto":
-        return next((kind for kind in _ACCELERATORS if kind in rows and rows[kind].num_devices), "cpu")
+        return preferred_kind(rows)
     row = rows.get(config.device)
     if row is None:
         raise ConfigError(
@@ -203,13 +202,18 @@ def _headline(config: LaunchConfig, device: str, world_size: int) -> str:
 
 
 def _notes(config: LaunchConfig) -> tuple[str, ...]:
-    default = type(config)()  # not by name: the module loads before pydantic is needed
-    told = [
-        f"{name}{_shown(name, getattr(config, name))} from {source}"
-        for name, source in config.sources.items()
-        if getattr(config, name) != getattr(default, name)
-    ]
+    told = [f"{text} from {config.sources[name]}" for name, text in chosen_options(config).items()]
     return (f"options: {', '.join(told)}",) if told else ()
+
+
+def chosen_options(config: LaunchConfig) -> dict[str, str]:
+    """What was chosen and is not the default, as a person would write it: ``{"seed": "seed=3"}``; secrets stay so."""
+    fields = type(config).model_fields
+    return {
+        name: f"{name}{_shown(name, getattr(config, name))}"
+        for name in config.sources
+        if getattr(config, name) != fields[name].get_default(call_default_factory=True)
+    }
 
 
 def _shown(name: str, value: object) -> str:

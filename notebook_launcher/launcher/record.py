@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import collections
+import functools
 import threading
 import time
+import weakref
 from typing import TYPE_CHECKING, Any
 
-import psutil
+from notebook_launcher.launcher.memory import MemoryMeter
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
-    from notebook_launcher.core.events import Finished, Metric, Started
+    from notebook_launcher.core.events import DeviceMemory, Finished, Metric, Started, Steps
     from notebook_launcher.launcher.output import OutputLog
+    from notebook_launcher.launcher.state import RunState
 
-_GIB = 1 << 30
 _MEMORY_EVERY_S = 1.0
 _MEMORY_KEPT_S = 5.0  # a process that is killed for memory has used it shortly before
 
@@ -35,8 +37,14 @@ class Record:
         self.pids: dict[int, int] = {}
         self.finished: dict[int, Finished] = {}
         self.metrics: list[dict[str, Any]] = []
+        self.last_values: dict[str, Any] = {}  # of each metric
+        self.steps: dict[int, list[Steps]] = {}  # how far each rank's loops have come, the outermost first
+        self.device_memory: dict[int, DeviceMemory] = {}
+        self.state: RunState | None = None  # what is known of each rank; None before there are workers
+        self.error = ""  # of a run that failed, as the notebook shows it
+        self._ask_to_stop: weakref.WeakMethod[Callable[[], None]] | None = None
         self.never_made: dict[int, str] = {}  # why a rank never had a process
-        self.memory = ""  # the machine's use when a process ended
+        self.memory = ""  # how much was in use when a process ended
         self._memory_used: collections.deque[tuple[float, int]] = collections.deque()
         self.num_ranks = num_ranks
         self.began_s = time.monotonic()
@@ -57,7 +65,28 @@ class Record:
     def metric(self, rank: int, event: Metric) -> None:
         """A rank logged values: one row, as a table of them would have it."""
         self.metrics.append({"rank": rank, "step": event.step, "time_s": event.time_s, **event.values})
+        self.last_values.update(event.values)
         self.changed = True
+
+    def came(self, rank: int, event: Steps) -> None:
+        """A loop of a rank has come further; those that were inside it are over."""
+        self.steps.setdefault(rank, [])[event.level :] = [event]
+        self.changed = True
+
+    def holds(self, rank: int, event: DeviceMemory) -> None:
+        """A rank holds so much of its device's memory."""
+        self.device_memory[rank] = event
+        self.changed = True
+
+    def stopped_by(self, method: Callable[[], None]) -> None:
+        """``stop`` calls ``method``, the run's; the run is not kept by that."""
+        self._ask_to_stop = weakref.WeakMethod(method)
+
+    def stop(self) -> None:
+        """Ask the run to stop; a second time, to end at once. Harmless when it is over."""
+        method = self._ask_to_stop() if self._ask_to_stop is not None else None
+        if method is not None:
+            method()
 
     def note(self, lines: Iterable[str]) -> None:
         """Add what a person should know, each line once."""
@@ -69,31 +98,29 @@ class Record:
     def begin_again(self, line: str) -> None:
         """The run failed and is started once more: what its ranks had come to counts no longer."""
         self.note([line])
-        for known in (self.hosts, self.pids, self.finished, self.never_made):
+        for known in (self.hosts, self.pids, self.finished, self.never_made, self.steps, self.device_memory):
             known.clear()
 
     def watch_memory(self, now_s: float) -> None:
-        """Look at the machine's memory use, at most once a second: after a process's death it is free again."""
+        """Look at the memory in use, at most once a second: after a process's death it is free again."""
         if self._memory_used and now_s - self._memory_used[-1][0] < _MEMORY_EVERY_S:
             return
-        self._memory_used.append((now_s, _memory_used()))
+        self._memory_used.append((now_s, self._meter.used_bytes()))
         while self._memory_used[0][0] < now_s - _MEMORY_KEPT_S:
             self._memory_used.popleft()
 
     def note_memory(self) -> None:
         """A process has ended: keep the highest memory use of the seconds before."""
-        used = max(self._memory_used, key=lambda seen: seen[1], default=(0.0, _memory_used()))[1]
-        total = psutil.virtual_memory().total
-        self.memory = f"{used / _GIB:.1f} of {total / _GIB:.1f} GiB in use just before"
+        used = max((used for _, used in self._memory_used), default=self._meter.used_bytes())
+        self.memory = self._meter.told(used)
 
-    def end(self, status: str, summary: str) -> None:
-        """The run is over."""
+    @functools.cached_property
+    def _meter(self) -> MemoryMeter:
+        return MemoryMeter()  # made when it is first asked, which is not before the workers are started
+
+    def end(self, status: str, summary: str, error: str = "") -> None:
+        """The run is over; ``error`` is what a failed one shows."""
         self._ended_s = time.monotonic()
+        self.error = error
         self.status, self.summary = status, summary
         self.changed = True
-
-
-def _memory_used() -> int:
-    memory = psutil.virtual_memory()
-    used: int = memory.total - memory.available
-    return used

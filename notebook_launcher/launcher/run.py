@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.core import pickling
 from notebook_launcher.core.errors import NotebookLauncherError, ResultError, RunInterrupted
-from notebook_launcher.launcher import outcome
+from notebook_launcher.launcher import outcome, past_runs
 from notebook_launcher.launcher.state import Phase, RunState
 from notebook_launcher.launcher.supervisor import Supervisor, tell
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from notebook_launcher.core.events import Finished
     from notebook_launcher.launcher.engines import Worker
     from notebook_launcher.launcher.record import Record
-    from notebook_launcher.launcher.sinks import Sink
+    from notebook_launcher.launcher.sinks import RunView, Sink
 
 _SLICE_S = 0.25  # the kernel waits in short slices of Python, so that Stop gets through
 _TAIL_CHARACTERS = 4000
@@ -36,6 +36,11 @@ _history: list[weakref.ref[Run]] = []
 def history() -> list[Run]:
     """This kernel's runs that are still held by someone, the oldest first."""
     return [run for run in (reference() for reference in _history) if run is not None]
+
+
+def all_facts() -> list[past_runs.RunFacts]:
+    """Of every run of this kernel, the oldest first: also of those that nobody holds any more."""
+    return past_runs.joined(run.facts for run in list(_running))
 
 
 class Run:
@@ -67,6 +72,8 @@ class Run:
         self._interrupted = False
         self._supervisor: Supervisor | None = None  # None: no workers yet, or none could be started
         self._after: Callable[[], None] = lambda: None
+        self._number = past_runs.next_number()
+        record.stopped_by(self.stop)
         _history[:] = [reference for reference in _history if reference() is not None]
         _history.append(weakref.ref(self))
 
@@ -172,6 +179,24 @@ class Run:
             self._supervisor.kill_wanted = True
             self._supervisor.request("wake")
 
+    @property
+    def view(self) -> RunView:
+        """What a monitor may read of the run, at any time and from any thread."""
+        return self._record
+
+    @property
+    def facts(self) -> past_runs.RunFacts:
+        """What a table of runs says of this one."""
+        return past_runs.facts_of(self._number, self.name, self.config, self._record)
+
+    def show_in(self, sink: Sink) -> bool:
+        """Tell ``sink`` of what comes, its end included; False where the run has ended, and nothing will come."""
+        with self._lock:
+            if self._record.summary:
+                return False
+            self._sinks.append(sink)
+            return True
+
     def __repr__(self) -> str:
         """One line a person can read."""
         what = self._record.summary or f"{self.status}, {self._record.elapsed_s:.1f} s"
@@ -257,7 +282,9 @@ class Run:
 
     def _end(self, status: str, summary: str) -> None:
         self._record.output.close()
-        self._record.end(status, summary)
+        with self._lock:  # whoever wants to be shown in time, is; whoever comes later, is told so
+            self._record.end(status, summary, outcome.drawing(self._error))
+            past_runs.keep(self.facts)
         self._record.shown.wait(_GOODBYE_S)
         tell(self._sinks, self._record, lambda sink: sink.closed(self._record))
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from notebook_launcher.core.registry import Registry
 
 if TYPE_CHECKING:
-    from notebook_launcher.core.events import Display
+    from notebook_launcher.core.events import DeviceMemory, Display, Steps
     from notebook_launcher.launcher.output import OutputLog
+    from notebook_launcher.launcher.state import RunState
 
 SINKS = Registry(
     "sink",
     {
         "cell": "notebook_launcher.kernel_ext.cell_output:CellSink",
+        "monitor": "notebook_launcher.kernel_ext.monitor_output:MonitorSink",
         "terminal": "notebook_launcher.launcher.terminal:TerminalSink",
         "none": "notebook_launcher.launcher.terminal:NullSink",
     },
@@ -28,10 +30,21 @@ class RunView(Protocol):
     status: str  # "starting", "running", "stopping", "finished", "failed", "stopped"
     output: OutputLog
     summary: str  # "" while running; at the end one line: "finished in 3.2 s", "rank 1 failed: ValueError: ..."
+    error: str  # of a run that failed, what the notebook shows of the error; else ""
+    num_ranks: int
+    state: RunState | None  # of each rank; None before there are workers
+    metrics: list[dict[str, Any]]  # rows, which only ever get more: rank, step, time_s and the values
+    steps: dict[int, list[Steps]]  # how far each rank's loops have come, the outermost first
+    device_memory: dict[int, DeviceMemory]
+    pids: dict[int, int]
+    hosts: dict[int, str]
 
     @property
     def elapsed_s(self) -> float:
         """Seconds since the launch, until its end."""
+
+    def stop(self) -> None:
+        """Ask the run to stop; a second time, to end at once. Harmless when it is over."""
 
 
 class Sink(Protocol):

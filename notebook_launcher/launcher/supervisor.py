@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import selectors
+import signal
 import threading
 import time
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.core import events
 from notebook_launcher.core.errors import ChannelClosedError
-from notebook_launcher.launcher.state import Act, Action, signal_of
+from notebook_launcher.launcher import outcome
+from notebook_launcher.launcher.state import Act, Action, Phase, signal_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -26,7 +28,16 @@ _IDLE_S = 0.25  # the longest wait; deadlines of seconds need no finer clock
 _OPENING_S = 5.0  # the longest wait for sinks to open
 _LADDER_S = 0.05  # the wait while a ladder is being climbed
 _READ_BYTES = 1 << 20  # more than a pipe holds, so one read takes all that is there
+_BREATH_S = 0.005
+_LOOKS, _LOOKS_S = 20, 0.1  # who is woken more often than that takes a breath between two looks
+_MUCH_BYTES, _MANY_EVENTS = 16 << 10, 50  # found in one look: a rank may be waiting for us to read on
 _MAX_EVENTS = 200  # of one rank at a time: one that never stops reporting must not keep us from the others
+_MESSAGES: dict[Act, events.Command] = {
+    Act.ASK_WHERE: events.AskWhere(),
+    Act.INTERRUPT: events.Interrupting(),  # and the signal
+    Act.RELEASE: events.Release(),
+    Act.LEAVE: events.Leave(),
+}
 
 
 def tell(sinks: list[Sink], record: Record, call: Callable[[Sink], None]) -> None:
@@ -47,6 +58,7 @@ class Supervisor:
         self.state = state
         self._workers = list(workers)
         self._record = record
+        record.state = state
         self._sinks = sinks
         self._lock = threading.Lock()
         self._requests: list[str] = []
@@ -56,11 +68,16 @@ class Supervisor:
         self._hung_up = [False] * len(workers)
         self._unread: set[int] = set()  # ranks whose channels may hold more than was read at a time
         self._next_paint_s = 0.0
+        self._next_look_s = 0.0
+        self._looks_since_s, self._num_looks = 0.0, 0
+        self._behind = False  # whether this look has found much
         self._on_event: dict[type, Callable[[int, Any], list[Action]]] = {
             events.Started: self._started,
             events.Output: lambda rank, event: self._output(rank, event.stream, event.data),
             events.Display: self._display,
             events.Metric: self._metric,
+            events.Steps: self._steps,
+            events.DeviceMemory: self._device_memory,
             events.Interrupted: self._heard,
             events.Where: self._where,
             events.Finished: self._finished,
@@ -83,6 +100,7 @@ class Supervisor:
     def supervise(self) -> None:
         """Run until every worker's process is gone; then close all lines."""
         self._register()
+        self._next_look_s = time.monotonic() + _IDLE_S
         try:
             while not self.state.done:
                 ready = [key.data for key, _ in self._selector.select(self._wait_s())]
@@ -90,8 +108,10 @@ class Supervisor:
                     self._do(self._read(source, rank))
                 self._do(self._take_requests())
                 self._do(self.state.tick(time.monotonic()))
+                self._see_to_workers(time.monotonic())
                 self._record.watch_memory(time.monotonic())
                 self._paint()
+                self._breathe(time.monotonic())
         finally:
             self._close()
 
@@ -105,6 +125,12 @@ class Supervisor:
             for stream, number in worker.streams.items():
                 self._selector.register(number, selectors.EVENT_READ, (stream, rank))
 
+    def _see_to_workers(self, now_s: float) -> None:
+        if now_s >= self._next_look_s:
+            self._next_look_s = now_s + _IDLE_S
+            for rank, worker in enumerate(self._workers):
+                worker.see_to(hung_up=self._hung_up[rank])
+
     def _wait_s(self) -> float:
         if self._unread:
             return 0.0
@@ -112,6 +138,15 @@ class Supervisor:
         if self._record.changed and self._record.shown.is_set():
             wait_s = min(wait_s, max(0.0, self._next_paint_s - time.monotonic()))
         return wait_s
+
+    def _breathe(self, now_s: float) -> None:
+        """Where small things come by the thousand a second, let some gather: it is the looks that cost the kernel."""
+        if now_s - self._looks_since_s > _LOOKS_S:
+            self._looks_since_s, self._num_looks = now_s, 0
+        self._num_looks += 1
+        if self._num_looks > _LOOKS and not self._behind and not self._unread:
+            time.sleep(_BREATH_S)
+        self._behind = False
 
     def _read(self, source: str, rank: int) -> list[Action]:
         if source == "wake":
@@ -130,13 +165,16 @@ class Supervisor:
         if self._hung_up[rank]:
             return []
         number = worker.channel.fileno()
-        for _ in range(_MAX_EVENTS):
+        for num_events in range(_MAX_EVENTS):
             try:
                 event = worker.channel.receive(0)
             except TimeoutError:
+                self._behind = self._behind or num_events >= _MANY_EVENTS
                 return actions
-            except ChannelClosedError:
+            except ChannelClosedError as error:
                 self._hung_up[rank] = True
+                # So says the system where what was sent had not been read when the other end was gone.
+                worker.missed = worker.missed or isinstance(error.__cause__, ConnectionResetError)
                 self._selector.unregister(number)
                 return actions + self._gone_if_orphaned(rank)
             except Exception as error:  # noqa: BLE001 - what a display or a metric carries is the user's
@@ -167,9 +205,16 @@ class Supervisor:
             self._read_stream(rank, stream)  # once: what it started may go on writing for ever
         if worker.pid is None and self.state.ranks[rank].sent is None:
             self._record.never_made[rank] = worker.why_never_made()
+        elif self._was_lost(rank, code):
+            self._record.never_made[rank] = f"the process made for it {outcome.death(code, '')[1]}"
         self._record.note(worker.notes)
         self._record.note_memory()
         return actions + self.state.exited(rank, code, time.monotonic())
+
+    def _was_lost(self, rank: int, code: int | None) -> bool:
+        """Whether the rank's process was killed before it had read what it is to run."""
+        starting = self.state.reason == "" and self.state.ranks[rank].phase is Phase.STARTING
+        return starting and self._workers[rank].missed and code in (None, -signal.SIGKILL)
 
     def _read_stream(self, rank: int, stream: str) -> None:
         number = self._workers[rank].streams.get(stream)
@@ -180,6 +225,7 @@ class Supervisor:
         except BlockingIOError:
             return
         if data:
+            self._behind = self._behind or len(data) >= _MUCH_BYTES
             self._output(rank, stream, data)
         else:
             self._selector.unregister(number)
@@ -204,6 +250,14 @@ class Supervisor:
 
     def _metric(self, rank: int, event: events.Metric) -> list[Action]:
         self._record.metric(rank, event)
+        return []
+
+    def _steps(self, rank: int, event: events.Steps) -> list[Action]:
+        self._record.came(rank, event)
+        return []
+
+    def _device_memory(self, rank: int, event: events.DeviceMemory) -> list[Action]:
+        self._record.holds(rank, event)
         return []
 
     def _heard(self, rank: int, _: events.Interrupted) -> list[Action]:
@@ -241,11 +295,12 @@ class Supervisor:
         for action in actions:
             self._record.changed = True
             worker = self._workers[action.rank]
-            if action.act in (Act.ASK_WHERE, Act.RELEASE, Act.LEAVE):
-                message = {Act.ASK_WHERE: events.AskWhere, Act.RELEASE: events.Release, Act.LEAVE: events.Leave}
+            if action.act in _MESSAGES:
                 with contextlib.suppress(ChannelClosedError):  # it has gone: its status will say so
-                    worker.channel.send(message[action.act]())
-            elif worker.pid is None and action.act in (Act.TERMINATE, Act.KILL):
+                    worker.channel.send(_MESSAGES[action.act])
+            if action.act in (Act.ASK_WHERE, Act.RELEASE, Act.LEAVE):
+                continue
+            if worker.pid is None and action.act in (Act.TERMINATE, Act.KILL):
                 # Not forked yet. It will find its channel closed and leave.
                 self._hang_up(action.rank)
                 self._do(self.state.exited(action.rank, None, time.monotonic()))

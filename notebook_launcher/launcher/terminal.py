@@ -45,6 +45,7 @@ class TerminalSink:
         self._follower: Follower | None = None
         self._in_place = False
         self._num_drawn = 0
+        self._num_notes = 0
         self._lock = threading.RLock()
 
     def opened(self, view: RunView) -> None:
@@ -53,12 +54,15 @@ class TerminalSink:
         self._in_place = self._out.isatty()
         self._log = view.output
         self._follower = view.output.follow(self._print_lines)
-        self._print([view.headline, *view.notes])
+        with self._lock:
+            self._print([view.headline])
+            self._print_notes(view)
 
     def changed(self, view: RunView) -> None:
-        """Print the lines that have come since the last call."""
+        """Print the lines and the notes that have come since the last call."""
         with self._lock:
             self._print_lines()
+            self._print_notes(view)
             if self._in_place:
                 self._draw(view.output.live())
 
@@ -73,7 +77,9 @@ class TerminalSink:
         """Print what is left, then the summary."""
         with self._lock:
             self._print_lines()
-            self._print([*(self._labelled(line) for line in view.output.live()), view.summary])
+            self._print([self._labelled(line) for line in view.output.live()])
+            self._print_notes(view)
+            self._print([view.summary])
             if self._follower is not None:
                 view.output.unfollow(self._follower)
             self._follower = self._out = None
@@ -82,6 +88,11 @@ class TerminalSink:
         with self._lock:
             if self._follower is not None:
                 self._print([self._labelled(line) for line in self._follower.take()])
+
+    def _print_notes(self, view: RunView) -> None:
+        new = view.notes[self._num_notes :]
+        self._num_notes += len(new)
+        self._print(new)
 
     def _labelled(self, line: Line) -> str:
         if "\x1b" not in line.text:

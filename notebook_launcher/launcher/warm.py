@@ -6,8 +6,10 @@ import atexit
 import contextlib
 import importlib
 import os
+import signal
 import threading
-from typing import TYPE_CHECKING
+import time
+from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.core import config
 from notebook_launcher.core.errors import ChannelClosedError, EngineError
@@ -29,6 +31,7 @@ _PRELOAD = (
     "notebook_launcher.runtime.accelerator",
 )
 _PROBE_TIMEOUT_S = 120.0
+_LOOK_S = 0.25  # how often whoever waits for an answer sees to the worker
 # Read by libraries while they load, so a change needs a new server.
 _READ_AT_LOAD = ("OMP_PROC_BIND", "OMP_PLACES", "KMP_", "GOMP_", "MKL_", "OPENBLAS_", "LD_", "MALLOC_", "TORCH_LOGS")
 # What decides which devices a process sees.
@@ -84,6 +87,8 @@ def _take(server: ForkServer, num_workers: int, *, fresh: bool = False) -> list[
     if not fresh:
         ready = _alive_standing_by()
         taken, _warm.standing_by = ready[:num_workers], ready[num_workers:]
+        for worker in taken:
+            worker.signal(signal.SIGCONT)  # whoever has stopped it did not mean this launch
     try:
         while len(taken) < num_workers:
             taken.append(server.fork(fresh=fresh))
@@ -92,6 +97,14 @@ def _take(server: ForkServer, num_workers: int, *, fresh: bool = False) -> list[
             worker.close()
         raise
     return taken
+
+
+def prepare(num_workers: int, preload: Sequence[str] = ()) -> None:
+    """Let there be ``num_workers`` workers for the ``take`` that follows; returns at once."""
+    with _warm.lock, contextlib.suppress(EngineError):  # take meets it again
+        while len(_warm.standing_by) < num_workers:
+            server = _server(tuple(preload))
+            _warm.standing_by.append(server.fork())
 
 
 def stand_by(num_workers: int) -> None:
@@ -173,18 +186,34 @@ def _discard_standing_by() -> None:
     _warm.standing_by = []
 
 
-def _probe(environment: dict[str, str]) -> tuple[DeviceRow, ...]:
+def _probe(environment: dict[str, str], *, again: bool = True) -> tuple[DeviceRow, ...]:
     with _warm.lock:
         (worker,) = _take(_server(None), 1)
     try:
         worker.channel.send(Probe(environment))
-        answer = worker.channel.receive(_PROBE_TIMEOUT_S)
+        answer = _answer(worker)
     except (ChannelClosedError, TimeoutError) as error:
-        raise EngineError(f"no worker could look at this machine's devices: {_why(worker, error)}") from error
+        why = _why(worker, error)
+        if again and worker.pid is None:  # the fork server has died under our hands: there will be another
+            return _probe(environment, again=False)
+        raise EngineError(f"no worker could look at this machine's devices: {why}") from error
     finally:
         worker.close()
     rows: tuple[DeviceRow, ...] = answer.rows
     return rows
+
+
+def _answer(worker: LocalWorker) -> Any:
+    deadline_s = time.monotonic() + _PROBE_TIMEOUT_S
+    while True:
+        left_s = deadline_s - time.monotonic()
+        try:
+            return worker.channel.receive(min(_LOOK_S, left_s))
+        except TimeoutError:
+            if left_s <= _LOOK_S:
+                raise
+            worker.read_status()
+            worker.see_to(hung_up=False)
 
 
 def _why(worker: LocalWorker, error: Exception) -> str:

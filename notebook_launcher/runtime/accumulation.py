@@ -24,6 +24,7 @@ class Iteration:
     __slots__ = (
         "apart",
         "counts",
+        "ends_group",
         "index",
         "is_last",
         "is_open",
@@ -47,6 +48,7 @@ class Iteration:
         self.stamp = 0  # Progress.num_batches at the latest of them
         self.prior = 0  # and at the one before
         self.is_last = False
+        self.ends_group = False  # some rank's batch is its last: all exchange gradients, since that one won't any more
         self.is_open = True
         self.sizes: tuple[int, ...] = ()
         self.counts: tuple[int, ...] = ()
@@ -87,12 +89,14 @@ class Progress:
         is_last: bool,  # noqa: FBT001 - called once a batch, where keywords would show
         sizes: tuple[int, ...],
         counts: tuple[int, ...],
+        is_last_elsewhere: bool = False,  # noqa: FBT001, FBT002
     ) -> None:
         """A batch is about to be handed out."""
         self.num_batches += 1
         iteration.index += 1
         iteration.prior, iteration.stamp = iteration.stamp, self.num_batches
         iteration.is_last = is_last
+        iteration.ends_group = is_last or is_last_elsewhere
         iteration.sizes = sizes
         iteration.counts = counts
         self.latest = iteration
@@ -119,7 +123,7 @@ class Progress:
 class Window:
     """A group of micro-batches as ``backward``, optimizers and schedulers see it: what the latest of them set."""
 
-    __slots__ = ("divisor", "has_run", "is_pending", "owed", "scaling", "sync")
+    __slots__ = ("divisor", "has_run", "is_pending", "items", "owed", "scaling", "sync", "unit")
 
     def __init__(self, divisor: int, scaling: LossScaling | None = None) -> None:
         """``scaling`` scales the losses of fp16, None where they aren't scaled."""
@@ -129,6 +133,8 @@ class Window:
         self.has_run = False  # the current micro-batch has had its backward
         self.owed: dict[int, Callable[[], None]] = {}  # zero_grad calls that wait for the group's end
         self.scaling = scaling
+        self.items: Any = None  # this rank's of the group, where its losses are sums over items; see weighting
+        self.unit: Any = None  # what those losses were divided by
 
     def zeroing_waits(self) -> bool:
         """Whether a ``zero_grad`` now would lose gradients of an unfinished group, wherever in the loop it stands."""
@@ -144,18 +150,48 @@ class Window:
 class Accumulation:
     """What an accelerator's groups share; ``current`` is the group that was entered last."""
 
-    __slots__ = ("alone", "current", "entered", "new_scaling", "num_steps", "sync_at_end")
+    __slots__ = (
+        "alone",
+        "current",
+        "entered",
+        "new_scaling",
+        "num_steps",
+        "saved_scalings",
+        "sync_at_end",
+        "sync_each_batch",
+    )
 
     def __init__(
-        self, num_steps: int, *, sync_at_end: bool = True, new_scaling: Callable[[], LossScaling | None] = lambda: None
+        self,
+        num_steps: int,
+        *,
+        sync_at_end: bool = True,
+        sync_each_batch: bool = False,
+        new_scaling: Callable[[], LossScaling | None] = lambda: None,
     ) -> None:
-        """Groups of ``num_steps`` micro-batches; ``sync_at_end`` ends a group with the data."""
+        """Groups of ``num_steps`` micro-batches; ``sync_at_end`` ends a group with the data.
+
+        ``sync_each_batch`` has gradients exchanged in every micro-batch.
+        """
         self.num_steps = num_steps
         self.sync_at_end = sync_at_end
+        self.sync_each_batch = sync_each_batch
         self.new_scaling = new_scaling
+        self.saved_scalings: list[Any] = []  # of a checkpoint, for groups that are not made yet
         self.alone = Window(num_steps, new_scaling())  # of the code that never calls accumulate
         self.current: Window = self.alone
-        self.entered: list[tuple[Group, bool]] = []  # the contexts that the code is in, and whether each syncs
+        self.entered: Any = None  # the Group that the code is in, whether it syncs, and the same of the one around it
+
+    def next_scaling(self) -> LossScaling | None:
+        """Loss scaling for one more group, as it was saved for the one that was made in this turn."""
+        scaling = self.new_scaling()
+        if scaling is not None and self.saved_scalings:
+            scaling.load_state_dict(self.saved_scalings.pop(0))
+        return scaling
+
+    def forget(self) -> None:
+        """Let go of all that was collected."""
+        self.alone = self.current = Window(self.num_steps, self.new_scaling())
 
     def set_num_steps(self, num_steps: int) -> None:
         """Groups have ``num_steps`` micro-batches from the next one entered on."""
@@ -173,10 +209,10 @@ class Group(Window):
         "_local",
         "_planned",
         "_progress",
-        "_rescale",
         "_seen",
         "_shared",
         "optimizers",
+        "rescale",
     )
 
     def __init__(
@@ -185,16 +221,16 @@ class Group(Window):
         progress: Progress,
         *,
         local: Sequence[AbstractContextManager[Any]] = (),
-        rescale: Callable[[float], None],
+        rescale: Callable[[Any], None],
         abandon: Callable[[], None],
     ) -> None:
         """``local`` keep gradients on this rank; ``rescale`` multiplies those collected; ``abandon`` drops them."""
-        super().__init__(shared.num_steps, shared.new_scaling())
-        self.optimizers: Sequence[PreparedOptimizer] = ()  # those that train the group's models
+        super().__init__(shared.num_steps, shared.next_scaling())
+        self.optimizers: list[PreparedOptimizer] = []  # those that train the group's models and another's
         self._shared = shared
         self._progress = progress
         self._local = local
-        self._rescale = rescale
+        self.rescale = rescale
         self._abandon = abandon
         self._iteration: Iteration | None = None
         self._seen = 0
@@ -214,7 +250,7 @@ class Group(Window):
         else:
             sync = self._count_up()
         self.sync = sync
-        shared.entered.append((self, sync))
+        shared.entered = self, sync, shared.entered
         shared.current = self
         for optimizer in self.optimizers:
             optimizer.window = self
@@ -224,14 +260,14 @@ class Group(Window):
 
     def __exit__(self, *exception: object) -> None:
         """End the micro-batch; in one that lies in another group's, that one goes on."""
-        entered = self._shared.entered
-        _, sync = entered.pop()
+        shared = self._shared
+        _, sync, around = shared.entered
+        shared.entered = around
         if not sync:
             for context in self._local:
                 context.__exit__(None, None, None)
-        if entered:
-            outer, _ = entered[-1]
-            self._shared.current = outer
+        if around is not None:
+            outer = shared.current = around[0]
             for optimizer in outer.optimizers:
                 optimizer.window = outer
 
@@ -248,11 +284,13 @@ class Group(Window):
         else:
             self._count += 1
         sync = self._count >= shared.num_steps or (
-            shared.sync_at_end and iteration is not None and (iteration.is_last or self._partner_ends(iteration))
+            shared.sync_at_end
+            and iteration is not None
+            and (iteration.ends_group or (len(self._progress.open) > 1 and self._partner_ends(iteration)))
         )
         if sync and self._count != self._planned:
-            if self._count > 1:
-                self._rescale(self._planned / self._count)
+            if self._count > 1 and self.items is None:
+                self.rescale(self._planned / self._count)
             self._planned = self._count
         self._is_done = sync
         self.divisor = self._planned
@@ -263,10 +301,13 @@ class Group(Window):
         if self.owed:
             self.settle()
         self.is_pending = False
+        self.items = None
         self._count = 1
         self._planned = shared.num_steps
         if shared.sync_at_end and iteration is not None and iteration.total is not None:
-            self._planned = max(1, min(shared.num_steps, iteration.total - iteration.index + 1))
+            num_left = iteration.total - iteration.index + 1
+            if num_left < shared.num_steps:
+                self._planned = max(1, num_left)
 
     def _follow(self) -> Iteration | None:
         """Find the pass that drives the code now: the one whose batch came last.
@@ -282,14 +323,24 @@ class Group(Window):
             now = max(single, key=lambda one: one.stamp, default=now)
         if before is not now and before is not None and not (self._is_done or before.is_open or before.is_last):
             # The loop was left in mid-group: its gradients belong to no step that will ever come.
-            self._abandon()
-            self._is_done = True
+            self.drop()
         self._iteration = now
         return now
 
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether the group has begun, and goes on with the next micro-batch."""
+        return not self._is_done and (self._iteration is None or self._iteration.is_open)
+
+    def drop(self) -> None:
+        """Leave an unfinished group: its gradients belong to no step that will ever come."""
+        if not self._is_done:
+            self._abandon()
+            self._is_done = True
+
     def _partner_ends(self, driver: Iteration) -> bool:
         """Whether a pass that is read in step with ``driver`` hands out no more."""
-        passes = self._progress.open
-        return len(passes) > 1 and any(
-            other.is_last and other.index == driver.index and driver.number not in other.apart for other in passes
+        return any(
+            other.ends_group and other.index == driver.index and driver.number not in other.apart
+            for other in self._progress.open
         )

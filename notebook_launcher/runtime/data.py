@@ -3,32 +3,27 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import copy
 import dataclasses
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
+from notebook_launcher.core.errors import CheckpointError, ConfigError
 from notebook_launcher.runtime import dispatch, sharding, trees
-from notebook_launcher.runtime.randomness import OwnStream
+from notebook_launcher.runtime.places import Beginning, Place, State
+from notebook_launcher.runtime.randomness import OwnStream, equalize
 from notebook_launcher.runtime.sampling import Epochs, Notes, SharedSampler, is_sharded
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from notebook_launcher.runtime.accumulation import Iteration, Progress
+    from notebook_launcher.runtime.plugins import DataLoaderConfiguration
     from notebook_launcher.runtime.process import Process
-
-
-@dataclasses.dataclass(frozen=True)
-class DataOptions:
-    """How loaders are shared among the processes."""
-
-    split_batches: bool = False
-    even_batches: bool = True
-    dispatch_batches: bool | None = None  # None: for data that can only be read in order
-    non_blocking: bool = False
 
 
 @dataclasses.dataclass
@@ -45,30 +40,43 @@ class _Share:
     device: torch.device | None  # None: batches stay where they are
     non_blocking: bool
     generator: torch.Generator | None  # the loader's own, for the seeds of its workers
+    place: Place  # how far it has come, for checkpoints
+    rng_types: Sequence[str] = ()  # random streams that each pass makes equal on all ranks
     latest: Iteration | None = None
+
+    def follow(self, plan: sharding.Plan) -> None:
+        """Share the next passes as ``plan`` says."""
+        self.plan = plan
+        if self.sampler is not None and not self.dispatches:
+            self.sampler.plan = plan
 
 
 class PreparedLoader(DataLoader[Any]):
     """A loader of the type that was given to ``prepare``, which yields this rank's batches on this rank's device."""
 
     _share: _Share
+    _skip: int | None = None  # batches that passes leave out at their beginning; see skipping
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        """This rank's batches of the next epoch."""
+        """This rank's batches of the next epoch; after ``load_state`` the rest of the one that was interrupted."""
         share = self._share
-        self._seed_workers()
-        batches, next_round = self._batches()
-        iteration = share.progress.begin(self, self._known_length())
+        with share.place.beginning(self._skip, share.plan.num_parts) as beginning:
+            if share.rng_types:
+                equalize(share.rng_types, share.process.device)
+            self._seed_workers()
+            batches, next_round = self._batches_from(beginning)
+        iteration = share.progress.begin(share, self._known_length())
+        iteration.index = beginning.start
         share.latest = iteration
         advance, device, rank = share.progress.advance, share.device, share.rank
         is_divided = share.plan.num_ranks == share.process.num_processes
         try:
             for batch in batches:
-                round_ = next_round()
+                _, sizes, counts, is_last = next_round()
                 if is_divided:
-                    advance(iteration, round_.is_last[rank], round_.sizes, round_.counts)
+                    advance(iteration, is_last[rank], sizes, counts, True in is_last)
                 else:
-                    advance(iteration, round_.is_last[rank], (), ())
+                    advance(iteration, is_last[rank], (), ())
                 yield batch if device is None else trees.move(batch, device, non_blocking=share.non_blocking)
         finally:
             share.progress.end(iteration)
@@ -76,13 +84,24 @@ class PreparedLoader(DataLoader[Any]):
     def __len__(self) -> int:
         """Batches that this rank gets; raises ``TypeError`` where the data has no length."""
         share = self._share
-        if share.sampler is not None:
+        if share.sampler is not None and not share.dispatches:
             return len(share.sampler)
         return sharding.num_rounds(super().__len__(), share.plan, share.rank)
 
     def set_epoch(self, epoch: int) -> None:
         """Make ``epoch`` (from 0) the next one: its order is always the same. Without this, epochs count themselves."""
-        self._share.epochs.set_epoch(epoch)
+        self._share.place.set_epoch(epoch)
+
+    @property
+    def batches_seen(self) -> int:
+        """Batches of the epoch that were handed out, in a pass that is going on or that ``load_state`` goes on with.
+
+        ``enumerate`` counts from 0 in the rest of an epoch; this does not. 0 between passes.
+        """
+        latest, pending = self._share.latest, self._share.place.pending
+        if latest is not None and latest.is_open:
+            return latest.index
+        return 0 if pending is None else int(pending["batches"])
 
     @property
     def total_batch_size(self) -> int:
@@ -106,9 +125,25 @@ class PreparedLoader(DataLoader[Any]):
         latest = self._share.latest
         return sum(latest.counts) if latest is not None and latest.is_last else -1
 
+    def is_twin_of(self, other: PreparedLoader) -> bool:
+        """Whether both are the same loader, or one is what ``skip_first_batches`` made of the other."""
+        return self._share is other._share
+
+    def place(self) -> State:
+        """Where this process is in the loader, for ``go_on``."""
+        return self._share.place.state(self._share.latest, self._share.plan.num_parts)
+
+    def fits(self, place: State) -> bool:
+        """Whether ``place`` may be that of this loader."""
+        return self._share.place.fits(place)
+
+    def go_on(self, place: State, *, is_exact: bool = True) -> None:
+        """Let the next pass go on from ``place``; not ``is_exact``: that of a run of another number of processes."""
+        self._share.place.load(place, self._share.plan.num_parts, is_exact=is_exact)
+
     def _known_length(self) -> int | None:
         # An iterable data set may promise a length that it does not keep.
-        if self._share.sampler is None:
+        if isinstance(self.dataset, IterableDataset):
             return None
         try:
             return len(self)
@@ -118,7 +153,7 @@ class PreparedLoader(DataLoader[Any]):
     def _seed_workers(self) -> None:
         """Give each rank's loader workers random numbers of their own; rank 0's are those of plain torch."""
         share = self._share
-        if not share.process.rank or not self.num_workers:
+        if not share.process.rank or not self.num_workers or share.dispatches:
             return
         drawn = int(torch.empty((), dtype=torch.int64).random_(generator=share.generator).item())
         self.generator = torch.Generator().manual_seed((drawn + share.process.rank) % 2**63)
@@ -131,46 +166,114 @@ class PreparedLoader(DataLoader[Any]):
             seed = batches._base_seed + share.process.rank  # noqa: SLF001 - as torch makes its workers' seeds
             fetcher.fetch = OwnStream(fetcher.fetch, seed)
 
-    def _batches(self) -> tuple[Iterator[Any], Callable[[], sharding.Round[Any]]]:
+    def _batches_from(self, beginning: Beginning) -> tuple[Iterator[Any], Callable[[], sharding.Round[Any]]]:
+        """The same as ``_batches``, from ``beginning`` on."""
+        sampler, start = self._share.sampler, beginning.start
+        batches: Any
+        if sampler is not None and not self._share.dispatches and not beginning.is_exact:
+            sampler.num_skipped = start
+            batches, next_round = self._batches(0)
+            sampler.num_skipped = 0
+            if start and not self.num_workers:  # the order is drawn now, as where it was interrupted
+                drawn = list(itertools.islice(batches._sampler_iter, 1))  # noqa: SLF001 - where torch has it
+                batches._sampler_iter = itertools.chain(drawn, batches._sampler_iter)  # noqa: SLF001
+            return batches, next_round
+        batches, next_round = self._batches(start if beginning.is_there else 0)
+        if beginning.is_at_end:
+            batches = iter(())
+        elif not beginning.is_there:
+            for number in range(start):
+                if next(batches, self) is self:
+                    if beginning.is_exact:
+                        raise CheckpointError(
+                            f"the checkpoint was saved after {start} batches of an epoch, and the data, a "
+                            f"{type(self.dataset).__name__}, now has {number}; give the data that was there then"
+                        )
+                    break
+                next_round()
+        return batches, next_round
+
+    def _batches(self, num_before: int) -> tuple[Iterator[Any], Callable[[], sharding.Round[Any]]]:
         """The batches, and what to ask for the round that each belongs to."""
         sampler = self._share.sampler
-        if sampler is not None:
-            batches = super().__iter__()
-            self._separate_streams(batches)
-            return batches, sampler.notes.popleft
+        if sampler is not None and not self._share.dispatches:
+            return self._read(), sampler.notes.popleft
         notes: Notes = collections.deque()
-        return self._data_batches(super().__iter__, notes), notes.popleft
+        return _noted(self._data_batches(num_before), notes), notes.popleft
 
-    def _data_batches(self, read: Callable[[], Iterator[Any]], notes: Notes) -> Iterator[Any]:
+    def _read(self) -> Iterator[Any]:
+        batches = super().__iter__()
+        if self._share.sampler is not None:
+            self._separate_streams(batches)
+        return batches
+
+    def _data_batches(self, num_before: int) -> Iterator[dispatch.Received]:
         share = self._share
-        share.epochs.announce()
-        share.epochs.begin()
-        source = iter(()) if share.dispatches and share.rank else read()
+        is_sent = share.dispatches and share.rank > 0
+        if is_sent or share.sampler is None:  # a sampler does it where it is read
+            share.epochs.announce()
+        if is_sent:
+            torch.empty((), dtype=torch.int64).random_(generator=share.generator)  # as a loader does that is read
+        if share.sampler is None:
+            share.epochs.begin()
+        elif is_sent:
+            return itertools.chain(self._begun(), dispatch.received(iter(()), share.rank))
+        source: Iterator[Any] = iter(()) if is_sent else self._read()
+        if share.sampler is None and not self.num_workers:
+            source = share.place.follow(source, num_before * share.plan.num_parts, share.plan.num_parts)
         rounds = sharding.rounds(source, share.plan, sharding.DATA)
-        pairs = dispatch.received(rounds, share.rank) if share.dispatches else dispatch.own(rounds, share.rank)
-        for batch, round_ in pairs:
-            notes.append(round_)
-            yield batch
+        return dispatch.received(rounds, share.rank) if share.dispatches else dispatch.own(rounds, share.rank)
+
+    def _begun(self) -> Iterator[dispatch.Received]:
+        """Nothing; but where the first batch is asked for, the epoch begins, as on the rank that reads."""
+        self._share.epochs.begin()
+        self._share.epochs.started()
+        yield from ()
+
+
+def _noted(pairs: Iterator[dispatch.Received], notes: Notes) -> Iterator[Any]:
+    for batch, round_ in pairs:
+        notes.append(round_)
+        yield batch
 
 
 def prepare(
-    loader: DataLoader[Any], process: Process, progress: Progress, options: DataOptions, *, place: bool = True
+    loader: DataLoader[Any],
+    process: Process,
+    progress: Progress,
+    options: DataLoaderConfiguration,
+    *,
+    place: bool = True,
+    rng_types: Sequence[str] = (),
 ) -> PreparedLoader:
     """This rank's share of ``loader``, which is left as it is. One that is prepared already is given back.
 
-    ``place`` False leaves batches on the CPU. A loader whose sampler gives each rank its own share already (a
-    ``DistributedSampler``) is not divided again. Raises ``ConfigError`` for a batch size that can't be split.
+    ``place`` False leaves batches on the CPU. ``rng_types`` are random streams that each pass makes equal on all ranks.
+    A loader whose sampler gives each rank its own share already (a ``DistributedSampler``) is not divided again. Raises
+    ``ConfigError`` for a batch size that can't be split, and for a loader that another accelerator prepared.
     """
     if isinstance(loader, PreparedLoader):
+        if loader._share.progress is not progress:  # noqa: SLF001 - its own
+            raise ConfigError(
+                f"this loader over {type(loader.dataset).__name__} was prepared by another Accelerator already, and "
+                "can't follow two; prepare the DataLoader that was given to the other, or a new one"
+            )
         return loader
     iterable = isinstance(loader.dataset, IterableDataset)
     base = None if iterable else loader.sampler if loader.batch_sampler is None else loader.batch_sampler
     num_ranks = 1 if is_sharded(base) else process.num_processes
     rank = process.rank if num_ranks > 1 else 0
     plan = _plan(loader, num_ranks, options)
-    epochs = Epochs(base, loader.dataset, process.num_processes)
-    sampler = None if iterable else SharedSampler(base, plan, rank, epochs)
-    dispatches = options.dispatch_batches if options.dispatch_batches is not None else iterable
+    epochs = Epochs(
+        base,
+        loader.dataset,
+        process.num_processes,
+        seed=options.data_seed,
+        seed_is_torchs=options.use_seedable_sampler,
+    )
+    dispatches = (iterable if options.dispatch_batches is None else options.dispatch_batches) and num_ranks > 1
+    drawn = (dataclasses.replace(plan, num_ranks=1), 0) if dispatches else (plan, rank)
+    sampler = None if iterable else SharedSampler(base, *drawn, epochs)
     share = _Share(
         progress=progress,
         plan=plan,
@@ -178,15 +281,22 @@ def prepare(
         rank=rank,
         process=process,
         sampler=sampler,
-        dispatches=iterable and dispatches and num_ranks > 1,
+        dispatches=dispatches,
         device=process.device if place and process.device.type != "cpu" else None,
         non_blocking=options.non_blocking,
         generator=loader.generator,
+        place=Place(
+            epochs,
+            loader.dataset,
+            [*epochs.generators, loader.generator],
+            in_process=sampler is None and not loader.num_workers,
+        ),
+        rng_types=rng_types if process.num_processes > 1 else (),
     )
     return _as_prepared(loader, share)
 
 
-def _plan(loader: DataLoader[Any], num_ranks: int, options: DataOptions) -> sharding.Plan:
+def _plan(loader: DataLoader[Any], num_ranks: int, options: DataLoaderConfiguration) -> sharding.Plan:
     batch_size = loader.batch_size
     drop_last = loader.drop_last
     if batch_size is None and loader.batch_sampler is not None:  # one of the user's own
@@ -195,6 +305,20 @@ def _plan(loader: DataLoader[Any], num_ranks: int, options: DataOptions) -> shar
     return sharding.Plan(
         num_ranks, batch_size, drop_last=drop_last, even=options.even_batches, split=options.split_batches
     )
+
+
+@contextlib.contextmanager
+def evenness(loaders: Iterable[PreparedLoader], even: bool | None) -> Iterator[None]:  # noqa: FBT001
+    """A context in which passes over ``loaders`` give the ranks ``even`` shares, or uneven ones; None: as they are."""
+    shares = [] if even is None else [loader._share for loader in loaders]  # noqa: SLF001 - its own
+    before = [share.plan for share in shares]
+    for share in shares:
+        share.follow(dataclasses.replace(share.plan, even=bool(even)))
+    try:
+        yield
+    finally:
+        for share, plan in zip(shares, before, strict=True):
+            share.follow(plan)
 
 
 def _as_prepared(loader: DataLoader[Any], share: _Share) -> PreparedLoader:

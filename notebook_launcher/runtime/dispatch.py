@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import TYPE_CHECKING, Any
 
+import torch
 import torch.distributed as dist
 
-from notebook_launcher.runtime import sharding
+from notebook_launcher.runtime import sharding, trees
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,28 +29,80 @@ def received(rounds: Iterator[sharding.Round[Any]], rank: int) -> Iterator[Recei
     Whole batches travel, so the ranks' may differ in shape. An error while reading is raised on rank 0, and tells the
     others to stop.
     """
-    while True:
-        sent = _messages(rounds) if rank == 0 else None
-        box: list[Any] = [None]
-        dist.scatter_object_list(box, sent, src=0)
-        message = box[0]
-        if message is None:
-            return
+    if rank == 0:
+        yield from own(_sent(rounds), 0)
+        return
+    while (message := _receive()) is not None:
         batch, is_there, round_ = message
         if is_there:
             yield batch, round_
 
 
-def _messages(rounds: Iterator[sharding.Round[Any]]) -> list[Any]:
-    """For each rank: its batch, whether it has one, and what is to be known of the round; Nones at the end."""
-    num_ranks = dist.get_world_size()
+def _sent(rounds: Iterator[sharding.Round[Any]]) -> Iterator[sharding.Round[Any]]:
+    """The rounds, once the other ranks have their batches; at the end, or at an error, they are told."""
+    others = range(1, dist.get_world_size())
+    is_left = False
     try:
-        round_ = next(rounds, None)
-    except BaseException:
-        dist.scatter_object_list([None], [None] * num_ranks, src=0)
+        for round_ in rounds:
+            bare: sharding.Round[Any] = sharding.Round([], round_.sizes, round_.counts, round_.is_last)
+            parts = dict(enumerate(round_.parts))
+            _wait([work for to in others for work in _send((parts.get(to), to in parts, bare), to)])
+            yield round_
+    except GeneratorExit:
+        is_left = True  # and so it was on the other ranks
         raise
-    if round_ is None:
-        return [None] * num_ranks
-    bare: sharding.Round[Any] = sharding.Round([], round_.sizes, round_.counts, round_.is_last)
-    num_parts = len(round_.parts)
-    return [(round_.parts[rank], True, bare) if rank < num_parts else (None, False, bare) for rank in range(num_ranks)]
+    finally:
+        if not is_left:
+            _wait([(end := torch.zeros(1, dtype=torch.int64, device=_carrier()), dist.isend(end, to)) for to in others])
+
+
+def _send(message: Any, to: int) -> list[tuple[torch.Tensor, Any]]:
+    """Begin to send: the length of a pickle, the pickle, and the tensors that it leaves out, as they lie in memory."""
+    device = _carrier()
+    tensors: list[torch.Tensor] = []
+
+    def left_out(leaf: Any) -> Any:
+        if type(leaf) is not torch.Tensor or leaf.layout is not torch.strided:
+            return leaf
+        tensors.append(leaf.detach().to(device).contiguous())
+        return _Place(len(tensors) - 1)
+
+    tree = trees.map_leaves(left_out, message[0])
+    pickled = pickle.dumps((tree, [(one.shape, one.dtype) for one in tensors], *message[1:]))
+    header = torch.frombuffer(bytearray(pickled), dtype=torch.uint8).to(device)
+    length = torch.tensor([len(pickled)], device=device)
+    return [(one, dist.isend(one, to)) for one in (length, header, *tensors) if one.numel()]
+
+
+def _receive() -> tuple[Any, bool, sharding.Round[Any]] | None:
+    """What rank 0 sent; None at the end."""
+    device = _carrier()
+    length = torch.empty(1, dtype=torch.int64, device=device)
+    dist.recv(length, 0)
+    if not length.item():
+        return None
+    header = torch.empty(int(length.item()), dtype=torch.uint8, device=device)
+    dist.recv(header, 0)
+    tree, kinds, is_there, round_ = pickle.loads(header.cpu().numpy().tobytes())
+    tensors = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in kinds]
+    for tensor in tensors:
+        if tensor.numel():
+            dist.recv(tensor, 0)
+    return trees.map_leaves(lambda leaf: tensors[leaf] if type(leaf) is _Place else leaf, tree), is_there, round_
+
+
+class _Place(int):
+    """Where a tensor stood: its number among those of the message."""
+
+    __slots__ = ()
+
+
+def _wait(pending: list[tuple[torch.Tensor, Any]]) -> None:
+    for _, work in pending:
+        work.wait()
+
+
+def _carrier() -> torch.device:
+    """A device whose tensors the process group carries: the CPU wherever it can."""
+    devices = dist.group.WORLD._device_types  # type: ignore[union-attr]  # noqa: SLF001 - torch has no public way to ask
+    return torch.device("cpu") if torch.device("cpu") in devices else devices[0]

@@ -8,12 +8,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from notebook_launcher.runtime import trees
+from notebook_launcher.core.registry import unknown_name
+from notebook_launcher.runtime import agreement, trees
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from notebook_launcher.runtime.accumulation import Iteration
+
+
+_REDUCTIONS = {"sum": "SUM", "mean": "SUM", "max": "MAX", "min": "MIN", "prod": "PRODUCT"}
 
 
 def _is_alone() -> bool:
@@ -38,20 +42,40 @@ def all_objects(thing: Any) -> list[Any]:
     return found
 
 
-def gather_object(thing: Any) -> list[Any]:
-    """Every rank's object in one list, in rank order; where ranks give lists, their elements end to end."""
+def broadcast_object_list(object_list: list[Any], from_process: int = 0) -> list[Any]:
+    """Rank ``from_process``'s list of objects, on every rank: put into ``object_list``, which comes back."""
+    agreement.check("broadcast_object_list")
+    object_list[:] = broadcast_object(object_list, from_process)
+    return object_list
+
+
+def any_is_set(flag: bool) -> bool:  # noqa: FBT001 - a flag is all it takes
+    """Whether any rank's flag is True, on every rank."""
     if _is_alone():
-        return thing if isinstance(thing, list) else [thing]
-    found = all_objects(thing)
-    return [item for part in found for item in part] if isinstance(thing, list) else found
+        return flag
+    agreement.check("check_trigger")
+    return agreement.largest(flag) == [1]
 
 
-def gather(tree: Any) -> Any:
+def gather_object(object: Any) -> list[Any]:  # noqa: A002 - Accelerate's name
+    """Every rank's object in one list, in rank order; where all give lists, their elements end to end."""
+    if _is_alone():
+        return object if isinstance(object, list) else [object]
+    agreement.check("gather_object")
+    found = all_objects(object)
+    return [item for part in found for item in part] if all(isinstance(part, list) for part in found) else found
+
+
+def gather(tensor: Any) -> Any:
     """Every tensor joined over the ranks along dim 0, in rank order; a 0-d tensor becomes one of shape (ranks,).
 
-    Tensors keep dtype and device, and must have the same shape on every rank. Other leaves are left as they are.
+    ``tensor`` may be any nesting of them. They keep dtype and device, and lose their gradient's history. Other leaves
+    are left as they are. Raises ``ValueError``, with the shapes, where ranks differ in shape or dtype.
     """
-    return tree if _is_alone() else trees.map_leaves(_gather_leaf, tree)
+    if _is_alone():
+        return tensor
+    agreement.check("gather", tensor)
+    return trees.map_leaves(_gather_leaf, tensor)
 
 
 def _gather_leaf(leaf: Any) -> Any:
@@ -61,10 +85,108 @@ def _gather_leaf(leaf: Any) -> Any:
 
 
 def _parts(tensor: torch.Tensor) -> list[torch.Tensor]:
-    tensor = tensor.detach().contiguous()
-    parts = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
-    dist.all_gather(parts, tensor)
-    return parts
+    flat = _bytes(tensor)
+    parts = [torch.empty_like(flat) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, flat)
+    return [part.view(tensor.dtype).reshape(tensor.shape) for part in parts]
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor as bytes, which travel whatever its dtype; in its own memory where that is contiguous."""
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+
+
+def broadcast(tensor: Any, from_process: int = 0) -> Any:
+    """Rank ``from_process``'s tensors, on every rank, in any nesting: put into those given, which come back.
+
+    Raises ``ValueError`` where ranks differ in shape or dtype, ``TypeError`` for numbers and arrays.
+    """
+    if _is_alone():
+        return tensor
+    _refuse_numbers("broadcast", tensor)
+    agreement.check("broadcast", tensor)
+    return trees.map_leaves(lambda leaf: _broadcast_leaf(leaf, from_process), tensor)
+
+
+def _broadcast_leaf(leaf: Any, source: int) -> Any:
+    if isinstance(leaf, torch.Tensor):
+        flat = _bytes(leaf)
+        dist.broadcast(flat, src=source)
+        if not leaf.is_contiguous():
+            leaf.detach().copy_(flat.view(leaf.dtype).reshape(leaf.shape))
+    return leaf
+
+
+def reduce(tensor: Any, reduction: str = "mean", scale: float = 1.0) -> Any:
+    """Every tensor's "sum", "mean", "max", "min" or "prod" over the ranks, times ``scale``, in any nesting.
+
+    Shapes stay. Half precision is added up in fp32 and keeps its dtype; sums and products of integers and bools are
+    int64, their means fp32. "none" leaves all as it is. Raises ``ConfigError`` for another reduction, ``ValueError``
+    where ranks differ in shape or dtype, ``TypeError`` for numbers and arrays.
+    """
+    if reduction not in {*_REDUCTIONS, "none"}:
+        raise unknown_name("reduction", reduction, [*_REDUCTIONS, "none"])
+    if reduction == "none" or (_is_alone() and scale == 1):
+        return tensor
+    _refuse_numbers("reduce", tensor)
+    if not _is_alone():
+        agreement.check("reduce", tensor)
+    return trees.map_leaves(lambda leaf: _reduce_leaf(leaf, reduction, scale), tensor)
+
+
+def _reduce_leaf(leaf: Any, reduction: str, scale: float) -> Any:
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    is_whole = not (leaf.is_floating_point() or leaf.is_complex())
+    wide = torch.int64 if is_whole else torch.float32 if leaf.dtype.itemsize < 4 else leaf.dtype  # noqa: PLR2004
+    result = leaf.detach().to(wide, copy=True, memory_format=torch.contiguous_format)
+    if not _is_alone():
+        dist.all_reduce(result, op=getattr(dist.ReduceOp, _REDUCTIONS[reduction]))
+        if reduction == "mean":
+            result = result / dist.get_world_size()
+    if scale != 1:
+        result = result * scale
+    keeps_dtype = not is_whole or (reduction in {"max", "min"} and scale == 1)
+    return result.to(leaf.dtype) if keeps_dtype else result
+
+
+def _refuse_numbers(call: str, tree: Any) -> None:
+    wrong = next((leaf for leaf in trees.leaves(tree) if not isinstance(leaf, torch.Tensor | str | None)), None)
+    if wrong is not None:
+        raise TypeError(
+            f"{call} takes tensors, and was given {wrong!r}, which would stay different on each rank; make it a tensor "
+            "(torch.tensor(x, device=accelerator.device)), or use gather_object or broadcast_object_list"
+        )
+
+
+def pad_across_processes(tensor: Any, dim: int = 0, pad_index: float = 0, pad_first: bool = False) -> Any:  # noqa: FBT001, FBT002 - Accelerate's signature
+    """Every tensor as long in ``dim`` as the longest of all ranks, filled with ``pad_index``, in any nesting.
+
+    ``pad_first`` fills at the start. Tensors without that dim are left as they are. Raises ``ValueError`` where ranks
+    have different numbers of tensors.
+    """
+    if _is_alone():
+        return tensor
+    agreement.check("pad_across_processes")
+    found = [leaf for leaf in trees.leaves(tensor) if isinstance(leaf, torch.Tensor)]
+    lengths = all_objects([leaf.shape[dim] if -leaf.ndim <= dim < leaf.ndim else 0 for leaf in found])
+    if len({len(row) for row in lengths}) > 1:
+        raise ValueError(
+            f"pad_across_processes was given {[len(row) for row in lengths]} tensors, by rank; give as many"
+        )
+    longest = map(max, zip(*lengths, strict=True))
+
+    def padded(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor) or (length := next(longest)) <= (leaf.shape[dim] if length else 0):
+            return leaf
+        start = length - leaf.shape[dim] if pad_first else 0
+        shape = list(leaf.shape)
+        shape[dim] = length
+        wide = leaf.new_full(shape, pad_index)
+        wide.narrow(dim, start, leaf.shape[dim]).copy_(leaf)
+        return wide
+
+    return trees.map_leaves(padded, tensor)
 
 
 def gather_samples(tree: Any, iteration: Iteration | None, rank: int, *, as_objects: bool = False) -> Any:
@@ -77,10 +199,11 @@ def gather_samples(tree: Any, iteration: Iteration | None, rank: int, *, as_obje
     """
     if _is_alone():
         return tree
+    agreement.check("gather_for_metrics")
     layout = _Layout(iteration.sizes, iteration.counts) if iteration is not None else _Layout((), ())
     # The ranks must take the same path, and only together do they know whether their shapes agree.
-    views = all_objects((as_objects or _needs_objects(tree, layout.size(rank)), trees.outline(tree)))
-    if not any(needs_objects for needs_objects, _ in views) and all(outline == views[0][1] for _, outline in views):
+    needs_objects = as_objects or _needs_objects(tree, layout.size(rank))
+    if agreement.alike((needs_objects, trees.outline(tree))) and not needs_objects:
         return trees.map_leaves(
             lambda leaf: layout.join(_parts(leaf)) if isinstance(leaf, torch.Tensor) else leaf, tree
         )

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from torch import nn
+from torch.optim import Optimizer
+
+from notebook_launcher.core.errors import ConfigError
 from notebook_launcher.runtime.accumulation import Group
 
 if TYPE_CHECKING:
@@ -11,13 +15,17 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     import torch
-    from torch import nn
 
     from notebook_launcher.runtime.accumulation import Accumulation, Progress
     from notebook_launcher.runtime.optim import PreparedOptimizer
     from notebook_launcher.runtime.strategies import Strategy
 
-Models = tuple["nn.Module", ...]
+Models = tuple[nn.Module, ...]
+_APART = (
+    "none is in a prepared model, so it would not train that. Make it from the model's parameters, or, if it is for "
+    "parameters of no model, prepare it in a call of its own."
+)
+_PAIRS = "with this strategy, an optimizer is prepared together with its model: accelerator.prepare(model, optimizer)."
 
 
 class Groups(dict[Models, Group]):
@@ -28,8 +36,8 @@ class Groups(dict[Models, Group]):
         accumulation: Accumulation,
         progress: Progress,
         strategy: Strategy,
-        optimizers: Sequence[PreparedOptimizer],
-        models: Sequence[tuple[nn.Module, nn.Module]],
+        optimizers: list[PreparedOptimizer],
+        models: list[tuple[nn.Module, nn.Module]],
     ) -> None:
         """``optimizers`` and ``models`` (as given, as prepared) are the accelerator's own lists, which grow."""
         super().__init__()
@@ -42,7 +50,7 @@ class Groups(dict[Models, Group]):
     def __missing__(self, models: Models) -> Group:
         """A group for ``models``, with the optimizers that train them."""
 
-        def rescale(factor: float) -> None:
+        def rescale(factor: float | torch.Tensor) -> None:
             for gradient in self._gradients(models):
                 gradient.mul_(factor)
 
@@ -50,7 +58,8 @@ class Groups(dict[Models, Group]):
             for gradient in self._gradients(models):
                 gradient.zero_()
 
-        contexts: Iterable[AbstractContextManager[Any] | None] = map(self._strategy.no_sync, models)
+        apart = () if self._accumulation.sync_each_batch else models
+        contexts: Iterable[AbstractContextManager[Any] | None] = map(self._strategy.no_sync, apart)
         self[models] = Group(
             self._accumulation,
             self._progress,
@@ -63,16 +72,48 @@ class Groups(dict[Models, Group]):
 
     def link(self) -> None:
         """Have each group lead the optimizers that hold parameters of its models."""
-        owned: set[int] = set()
-        for models, group in self.items():
-            held = _identities(models)
-            group.optimizers = [one for one in self._optimizers if any(id(p) in held for p in _parameters(one))]
-            for optimizer in group.optimizers:
-                owned.add(id(optimizer))
-                if not optimizer.is_led:
-                    optimizer.window = group
+        held = {group: _identities(models) for models, group in self.items()}
+        for group in self.values():
+            group.optimizers = []
         for optimizer in self._optimizers:
-            optimizer.is_led = id(optimizer) in owned
+            leaders = [group for group in held if any(id(p) in held[group] for p in _parameters(optimizer))]
+            if leaders and not optimizer.is_led:
+                optimizer.window = leaders[-1]
+            optimizer.is_led = bool(leaders)
+            if len(leaders) > 1:  # the group that the code is in is told to it each time
+                for group in leaders:
+                    group.optimizers.append(optimizer)
+
+    def forget(self) -> None:
+        """Let go of all groups, models and optimizers."""
+        for held in (self, self._models, self._optimizers):
+            held.clear()
+        self._accumulation.forget()
+        self._progress.open.clear()
+        self._progress.latest = None
+
+    def check(self, things: Sequence[Any]) -> None:
+        """Raise ``ConfigError`` for an optimizer that ``prepare`` was given with a model, but was made from another.
+
+        So are an optimizer that trains no prepared model and a model that no optimizer trains. Where the strategy pairs
+        them, each optimizer must train a model that is among ``things``.
+        """
+        pairs = self._strategy.pairs_optimizers
+        optimizers = [one for one in things if isinstance(one, Optimizer)]
+        trained = {id(p) for one in (*optimizers, *self._optimizers) for p in _parameters(one)}
+        given = [thing for thing in things if isinstance(thing, nn.Module)]
+        alone = [one for one in given if _trainable(one) and _trainable(one).isdisjoint(trained)]
+        known = _identities(given if pairs else (prepared for _, prepared in self._models))
+        for one in optimizers:
+            shapes = [tuple(p.shape) for p in _parameters(one)]
+            if one in self._optimizers or not shapes or any(id(p) in known for p in _parameters(one)):
+                continue
+            if pairs or alone:
+                names = ", ".join(type(model).__name__ for model in alone) or "no model for it"
+                raise ConfigError(
+                    f"prepare was given {names}, and {type(one).__name__} over {len(shapes)} other parameters, the "
+                    f"first of the shape {shapes[0]}: {_PAIRS if pairs else _APART}"
+                )
 
     def _gradients(self, models: Models) -> Iterator[torch.Tensor]:
         """What the group of ``models`` has collected: no other group's, and nothing that was trained beside it.
@@ -99,6 +140,10 @@ class Groups(dict[Models, Group]):
 
 def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
     return (parameter for group in optimizer.param_groups for parameter in group["params"])
+
+
+def _trainable(model: nn.Module) -> set[int]:
+    return {id(parameter) for parameter in model.parameters() if parameter.requires_grad}
 
 
 def _identities(models: Iterable[nn.Module]) -> set[int]:

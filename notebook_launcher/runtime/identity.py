@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch.distributed as dist
 
+from notebook_launcher.core.errors import PeerError
+from notebook_launcher.runtime import agreement, gather, splitting
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     import torch
 
@@ -75,7 +79,56 @@ class Identity:
     def wait_for_everyone(self) -> None:
         """Return when every process has come here."""
         if self.use_distributed:
+            agreement.check("wait_for_everyone")
             dist.barrier()
+
+    def main_process_first(self) -> contextlib.AbstractContextManager[None]:
+        """A context whose body rank 0 runs before the others do; where it fails there, they get a ``PeerError``."""
+        return self._first("main_process_first", self.is_main_process)
+
+    def local_main_process_first(self) -> contextlib.AbstractContextManager[None]:
+        """A context whose body the first process of each machine runs before the others do; see the above."""
+        return self._first("local_main_process_first", self.is_local_main_process)
+
+    @contextlib.contextmanager
+    def _first(self, call: str, goes_first: bool) -> Iterator[None]:  # noqa: FBT001 - two callers, above
+        if not self.use_distributed:
+            yield
+            return
+        if goes_first:
+            try:
+                yield
+            except (Exception, SystemExit) as error:  # an interrupt is everybody's
+                _exchange(call, f"rank {self.process_index} raised {type(error).__name__}: {error}")
+                raise
+            _exchange(call, None)
+        else:
+            problems = _exchange(call, None)
+            if any(problems):
+                told = next(filter(None, problems))
+                raise PeerError(f"{told}\nRank {self.process_index} waited for it in {call}, and does not go on.")
+            yield
+
+    @contextlib.contextmanager
+    def split_between_processes(
+        self,
+        inputs: Any,
+        apply_padding: bool = False,  # noqa: FBT001, FBT002 - Accelerate's
+    ) -> Iterator[Any]:
+        """A context that gives this process's piece of ``inputs``; the first ranks get one more of what is left over.
+
+        They are a list, tuple, tensor or array (along dim 0), ``datasets.Dataset``, or a dictionary, also nested, of
+        equally long ones. Fewer items than processes leave empty pieces. ``apply_padding`` repeats a piece's last item
+        until all are equally long. Raises ``ValueError`` for unequal lengths, ``TypeError`` for what has no items.
+        """
+        if self.use_distributed:
+            inputs = splitting.piece(inputs, self.process_index, self.num_processes, pad=apply_padding)
+        yield inputs
+
+    def destroy_process_group(self, group: Any = None) -> None:
+        """Take ``group`` down, or the whole process group; nothing happens where there is none."""
+        if dist.is_available() and dist.is_initialized():
+            dist.destroy_process_group(group)
 
     def on_main_process(self, function: _F | None = None) -> Any:
         """Decorate a function to run on rank 0 only; elsewhere it returns None."""
@@ -92,6 +145,11 @@ class Identity:
     def on_process(self, function: _F | None = None, process_index: int = 0) -> Any:
         """Decorate a function to run on rank ``process_index`` only; elsewhere it returns None."""
         return _only_if(function, here=self.process_index == process_index)
+
+
+def _exchange(call: str, problem: str | None) -> list[str | None]:
+    agreement.check(call)
+    return gather.all_objects(problem)
 
 
 def _only_if(function: _F | None, *, here: bool) -> Any:

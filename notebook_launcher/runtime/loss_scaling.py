@@ -10,16 +10,20 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from notebook_launcher.runtime.plugins import changed
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from notebook_launcher.runtime.plugins import GradScalerKwargs
 
 
 class LossScaling:
     """Torch's ``GradScaler`` over the life of one group's gradients."""
 
-    def __init__(self, device_type: str) -> None:
-        """Begin with torch's usual scale, which adapts by itself."""
-        self._scaler = torch.amp.GradScaler(device_type)
+    def __init__(self, device_type: str, options: GradScalerKwargs | None = None) -> None:
+        """Begin with torch's usual scale, or that of ``options``; it adapts by itself."""
+        self._scaler = torch.amp.GradScaler(device_type, **(changed(options) if options else {}))
         self._has_scaled = False
         self._checked: dict[int, tuple[torch.optim.Optimizer, bool]] = {}  # unscaled since the scale last changed
 
@@ -43,6 +47,18 @@ class LossScaling:
     def true_size(self, norm: torch.Tensor) -> torch.Tensor:
         """The norm of gradients that are scaled now, as it will be when they are not."""
         return norm / self._factor(norm.device) if self._has_scaled else norm
+
+    def state_dict(self) -> dict[str, Any]:
+        """The scale that the next loss gets, and how long it has held."""
+        if self._checked:
+            self._update()
+        return self._scaler.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on with the scale of ``state``."""
+        if self._checked:
+            self._update()
+        self._scaler.load_state_dict(state)
 
     def _update(self) -> None:
         """Adapt the scale to what was found. Gradients that stay behind are scaled again: a backward adds to them."""

@@ -46,7 +46,9 @@ class PreparedOptimizer(torch.optim.Optimizer):
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Step when the group is complete, and return what the optimizer returns; before that do nothing."""
-        window = self.window = self.window if self.is_led else self._accumulation.current
+        own = self.__dict__  # each attribute of a class that has __getattr__ takes its time to read
+        window: Window
+        window = own["window"] = own["window"] if own["is_led"] else own["_accumulation"].current
         if not window.sync:
             return None
         window.has_run = True
@@ -60,15 +62,16 @@ class PreparedOptimizer(torch.optim.Optimizer):
             self.step_was_skipped = not window.scaling.unscale(self.optimizer)
             if self.step_was_skipped:
                 return None
-        return self._step(self.optimizer, closure)
+        return own["_step"](own["optimizer"], closure)
 
     def zero_grad(self, set_to_none: bool = True) -> None:  # noqa: FBT001, FBT002 - torch's
         """Clear the gradients. Those of an unfinished group are kept until it is finished, then cleared."""
-        window = self.window if self.is_led else self._accumulation.current
+        own = self.__dict__
+        window: Window = own["window"] if own["is_led"] else own["_accumulation"].current
         if window.zeroing_waits():
-            window.owed[id(self)] = self.optimizer.zero_grad
+            window.owed[id(self)] = own["optimizer"].zero_grad
             return
-        self.optimizer.zero_grad(set_to_none)
+        own["optimizer"].zero_grad(set_to_none)
         if window.owed:
             window.owed.pop(id(self), None)
 

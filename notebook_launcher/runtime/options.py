@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import dataclasses
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from notebook_launcher.core.errors import ConfigError
+from notebook_launcher.core.registry import unknown_name
+from notebook_launcher.runtime.plugins import DataLoaderConfiguration, ProjectConfiguration
 
 if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterable
+
     from notebook_launcher.core.world import World
+    from notebook_launcher.runtime.plugins import GradientAccumulationPlugin
+
+_T = TypeVar("_T")
+RNG_TYPES = ("generator", "torch", "cuda", "mps", "xpu", "xla")
 
 
 def mixed_precision(given: str | None, world: World) -> str:
@@ -20,14 +30,18 @@ def mixed_precision(given: str | None, world: World) -> str:
     return given
 
 
-def gradient_accumulation_steps(given: int, world: World) -> int:
-    """Micro-batches in a group. 1, the argument's default, leaves it to the launch."""
-    num_steps = checked_num_steps(given)
-    chosen = world.gradient_accumulation_steps
-    if num_steps == 1:
+def gradient_accumulation_steps(given: int, plugin: GradientAccumulationPlugin, world: World) -> int:
+    """Micro-batches in a group, as the argument or the plugin says. 1, the argument's default, leaves it open."""
+    num_steps, chosen = checked_num_steps(given), world.gradient_accumulation_steps
+    if plugin.num_steps is not None:
+        if num_steps not in {1, plugin.num_steps}:
+            name = "gradient_accumulation_steps"
+            raise _contradiction(name, given, plugin.num_steps, by="gradient_accumulation_plugin")
+        num_steps = checked_num_steps(plugin.num_steps)
+    elif num_steps == 1:
         return chosen or 1
     if chosen not in {None, num_steps}:
-        raise _contradiction("gradient_accumulation_steps", given, chosen)
+        raise _contradiction("gradient_accumulation_steps", num_steps, chosen)
     return num_steps
 
 
@@ -44,6 +58,55 @@ def checked_num_steps(given: Any) -> int:
     return num_steps
 
 
+def of_type(argument: str, given: object, kind: type[_T]) -> _T:
+    """``given`` as what the argument takes, at its defaults where it is None; ``ConfigError`` for another type."""
+    if given is None:
+        return kind()
+    if not isinstance(given, kind):
+        raise ConfigError(f"{argument}={given!r} is of type {type(given).__name__}; give a {kind.__name__}")
+    return given
+
+
+def loader_options(given: object, *, split_batches: bool) -> DataLoaderConfiguration:
+    """``dataloader_config`` with the accelerator's own ``split_batches``; ``ConfigError`` where the two differ."""
+    config = of_type("dataloader_config", given, DataLoaderConfiguration)
+    if given is not None and split_batches and not config.split_batches:
+        raise _contradiction("split_batches", given=True, chosen=False, by="dataloader_config")
+    return dataclasses.replace(config, split_batches=config.split_batches or split_batches)
+
+
+def project(given: object, project_dir: str | os.PathLike[str] | None) -> ProjectConfiguration:
+    """``project_config`` with the accelerator's own ``project_dir``; ``ConfigError`` where the two differ."""
+    config = of_type("project_config", given, ProjectConfiguration)
+    if project_dir is not None:
+        if config.project_dir is not None and str(config.project_dir) != str(project_dir):
+            raise _contradiction("project_dir", project_dir, config.project_dir, by="project_config")
+        config.set_directories(project_dir)
+    return config
+
+
+def rng_types(given: Iterable[Any] | None) -> tuple[str, ...]:
+    """The names of the random streams to make equal; raises ``ConfigError`` for one that isn't known."""
+    names = tuple(str(getattr(name, "value", name)) for name in given or ())
+    for name in names:
+        if name not in RNG_TYPES:
+            raise unknown_name("rng_types", name, RNG_TYPES)
+    return names
+
+
+def dynamo_backend(given: Any) -> str | None:
+    """The backend that ``torch.compile`` takes, None to compile nothing; raises ``ConfigError`` for an unknown one."""
+    name = str(getattr(given, "value", given) or "no").lower()
+    if name == "no":
+        return None
+    import torch._dynamo  # half a second
+
+    known = torch._dynamo.list_backends(exclude_tags=())  # noqa: SLF001 - documented; torch.compiler hides some
+    if name not in known:
+        raise unknown_name("dynamo_backend", name, ["no", *known])
+    return name
+
+
 def refuse_unsupported(**arguments: Any) -> None:
     """Raise ``ConfigError`` for the first argument that was given a value: none of these does anything yet."""
     for name, value in arguments.items():
@@ -54,8 +117,8 @@ def refuse_unsupported(**arguments: Any) -> None:
             )
 
 
-def _contradiction(name: str, given: object, chosen: object) -> ConfigError:
+def _contradiction(name: str, given: object, chosen: object, by: str = "the launch") -> ConfigError:
     return ConfigError(
-        f"Accelerator({name}={given!r}) contradicts the launch, which chose {name}={chosen!r}; leave one of "
-        "them out, or make them equal"
+        f"Accelerator({name}={given!r}) contradicts {by}, which chose {name}={chosen!r}; leave one of them out, "
+        "or make them equal"
     )

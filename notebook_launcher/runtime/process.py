@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import logging
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,11 +12,15 @@ import torch.distributed as dist
 
 from notebook_launcher.core import config
 from notebook_launcher.core.errors import ConfigError
-from notebook_launcher.runtime import backends
+from notebook_launcher.runtime import agreement, backends
+from notebook_launcher.runtime.plugins import changed
 
 if TYPE_CHECKING:
     from notebook_launcher.core.world import World
     from notebook_launcher.runtime.backends import Backend
+    from notebook_launcher.runtime.plugins import InitProcessGroupKwargs
+
+_logger = logging.getLogger(__name__)
 
 
 class DistributedType(enum.StrEnum):
@@ -68,8 +73,8 @@ def place(world: World, *, cpu: bool = False) -> Process:
     return Process(world, backend, why)
 
 
-def join(process: Process) -> Process:
-    """Meet the others: make the process group, unless there is one, or nobody to meet.
+def join(process: Process, options: InitProcessGroupKwargs | None = None) -> Process:
+    """Meet the others: make the process group as ``options`` say, unless there is one, or nobody to meet.
 
     Raises ``ConfigError`` where torch can't do it.
     """
@@ -81,14 +86,18 @@ def join(process: Process) -> Process:
             f"{world.world_size} processes were launched, and this build of torch has no torch.distributed; launch one "
             "process, or install a build that has it"
         )
+    given = changed(options) if options else {}
     if not dist.is_initialized():
+        arguments = {"backend": backend.process_group, "init_method": _meeting_point(world)} | given
         dist.init_process_group(
-            backend.process_group,
-            init_method=_meeting_point(world),
+            **arguments,
             rank=world.rank,
             world_size=world.world_size,
             device_id=None if backend.device.index is None else backend.device,
         )
+    elif given:
+        _logger.warning("The process group was made before, so that %r has no effect.", options)
+    agreement.switch(on=world.debug)
     return process
 
 

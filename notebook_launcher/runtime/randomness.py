@@ -7,21 +7,27 @@ would part the streams that the training draws from, which the ranks may rely on
 from __future__ import annotations
 
 import dataclasses
+import functools
 import pickle
 import random
 import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
+
+from notebook_launcher.core import config
+from notebook_launcher.runtime.gather import broadcast_object
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 
 @dataclasses.dataclass
 class _Generator:
     """A generator of the process: how to read, set and seed it; and where the stream of its own has come to."""
 
+    name: str
     read: Callable[[], Any]
     write: Callable[[Any], object]
     seed: Callable[[int], object]
@@ -77,18 +83,72 @@ class OwnStream:
             ]
 
 
+def set_seed(seed: int, device_specific: bool = False, deterministic: bool = False) -> None:  # noqa: FBT001, FBT002
+    """Seed Python's, numpy's and torch's random numbers, on every device.
+
+    ``device_specific`` adds the process's rank. ``deterministic`` has torch refuse operations whose result varies from
+    run to run; on CUDA that needs the variable ``CUBLAS_WORKSPACE_CONFIG=:4096:8``.
+    """
+    import numpy as np
+
+    if device_specific:
+        grouped = dist.is_available() and dist.is_initialized()
+        seed += dist.get_rank() if grouped else config.world().rank
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002 - the stream that users draw from
+    torch.manual_seed(seed)
+    if deterministic:
+        torch.use_deterministic_algorithms(mode=True)
+
+
+def equalize(names: Iterable[str], device: torch.device) -> None:
+    """Give every rank the state that rank 0's random streams have: "torch", the CPU's, and that of ``device``'s type.
+
+    Other names are passed over; samplers' generators are equal as it is.
+    """
+    for name in names:
+        if name == "torch":
+            torch.set_rng_state(broadcast_object(torch.get_rng_state()))
+        elif name == device.type:
+            module = torch.get_device_module(device)
+            module.set_rng_state(broadcast_object(module.get_rng_state()))
+
+
+def snapshot(device: torch.device | None = None) -> dict[str, Any]:
+    """This process's random streams by name: "torch", "python", "numpy", and the type of ``device``."""
+    state = {generator.name: generator.read() for generator in _generators()}
+    if device is not None and device.type != "cpu":
+        state[device.type] = torch.get_device_module(device).get_rng_state()
+    return state
+
+
+def restore(state: dict[str, Any], device: torch.device | None = None) -> None:
+    """Set the random streams to ``state``, which has what ``snapshot`` has now; ``KeyError`` names what is missing."""
+    for generator in _generators():
+        generator.write(state[generator.name])
+    if device is not None and device.type != "cpu":
+        torch.get_device_module(device).set_rng_state(state[device.type])
+
+
+def have_moved(state: dict[str, Any]) -> bool:
+    """Whether a random number was drawn since ``state`` was taken."""
+    return any(_comparable(generator.read()) != _comparable(state[generator.name]) for generator in _generators())
+
+
 def _generators() -> list[_Generator]:
     def seed_torch(number: int) -> None:
         torch.default_generator.manual_seed(number % 2**63)  # torch.manual_seed would seed every device too
 
     found = [
-        _Generator(torch.get_rng_state, torch.set_rng_state, seed_torch),
-        _Generator(random.getstate, random.setstate, random.seed),
+        _Generator("torch", torch.get_rng_state, torch.set_rng_state, seed_torch),
+        _Generator("python", random.getstate, random.setstate, random.seed),
     ]
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         legacy = numpy.random
-        found.append(_Generator(legacy.get_state, legacy.set_state, lambda number: legacy.seed(number % 2**32)))
+        seed_numpy = lambda number: legacy.seed(number % 2**32)  # noqa: E731
+        read_numpy = functools.partial(legacy.get_state, legacy=False)  # of every kind of generator
+        found.append(_Generator("numpy", read_numpy, legacy.set_state, seed_numpy))
     return found
 
 

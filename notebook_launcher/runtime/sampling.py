@@ -61,11 +61,18 @@ class Epochs:
     generator keeps it; the ranks' are made equal.
     """
 
-    def __init__(self, base: Any, dataset: Any, num_ranks: int) -> None:
-        """``base`` is the loader's batch sampler, or its sampler."""
+    def __init__(
+        self, base: Any, dataset: Any, num_ranks: int, *, seed: int | None = None, seed_is_torchs: bool = False
+    ) -> None:
+        """``base`` is the loader's batch sampler, or its sampler.
+
+        ``seed`` takes the place of the one that is drawn; ``seed_is_torchs`` takes the one that torch was seeded with,
+        whatever was drawn since.
+        """
         samplers = samplers_of(base)
         self.epoch = 0  # the one that begins next
-        self.seed: int | None = None
+        self.seed = seed
+        self._seed_is_torchs = seed_is_torchs
         self._num_ranks = num_ranks
         self._lent = [sampler for sampler in samplers if isinstance(sampler, _SHUFFLERS) and sampler.generator is None]
         self._own = [
@@ -75,13 +82,26 @@ class Epochs:
         ]
         self._listeners = [thing for thing in (*samplers, dataset) if hasattr(thing, "set_epoch")]
         self._told = 0
-        self._was_set = False
+        self.was_set = False
 
     def set_epoch(self, epoch: int) -> None:
         """Make ``epoch`` the next one, for samplers, batch sampler and data set alike."""
         self.epoch = epoch
-        self._was_set = True
+        self.was_set = True
         self._tell(epoch, self._listeners)
+
+    @property
+    def generators(self) -> list[torch.Generator]:
+        """Those that the samplers were given."""
+        return [generator for generator, _ in self._own]
+
+    def state(self) -> dict[str, Any]:
+        """What ``load`` takes: which epoch begins next, and what its order comes from."""
+        return {"epoch": self.epoch, "seed": self.seed, "was_set": self.was_set}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on where ``state`` was taken."""
+        self.epoch, self.seed, self.was_set = state["epoch"], state["seed"], state["was_set"]
 
     def announce(self) -> None:
         """Every rank calls this before it asks its samplers for the next epoch's order; again does no harm."""
@@ -89,7 +109,7 @@ class Epochs:
         listeners = [thing for thing in self._listeners if getattr(thing, "epoch", self._told) == self._told]
         self._tell(self.epoch, listeners)
         for generator, first_seed in self._own:
-            if self._was_set:
+            if self.was_set:
                 generator.manual_seed((first_seed + self.epoch) % _MAX_SEED)
             if self._num_ranks > 1:
                 generator.set_state(gather.broadcast_object(generator.get_state()))
@@ -101,7 +121,7 @@ class Epochs:
         if not self._lent:
             return
         if self.seed is None:
-            drawn = int(torch.empty((), dtype=torch.int64).random_().item())
+            drawn = torch.initial_seed() if self._seed_is_torchs else _random_int()
             self.seed = gather.broadcast_object(drawn) if self._num_ranks > 1 else drawn
         for sampler in self._lent:
             sampler.generator = torch.Generator().manual_seed((self.seed + epoch) % _MAX_SEED)
@@ -115,6 +135,10 @@ class Epochs:
         for listener in listeners:
             listener.set_epoch(epoch)
         self._told = epoch
+
+
+def _random_int() -> int:
+    return int(torch.empty((), dtype=torch.int64).random_().item())
 
 
 def agreed(base: Any, num_ranks: int) -> Iterator[Any]:
@@ -151,6 +175,12 @@ def _from_first_rank(stream: Iterator[Any], num_items: int) -> Iterator[Any]:
             return
 
 
+def _after(drawn: Iterator[Any], notes: Notes, num_skipped: int) -> Iterator[Any]:
+    for _ in itertools.islice(drawn, num_skipped):
+        notes.popleft()
+    yield from drawn
+
+
 class SharedSampler:
     """Draws from the loader's own (batch) sampler and yields this rank's share, a batch (or an index) at a time.
 
@@ -163,6 +193,7 @@ class SharedSampler:
         self.plan = plan
         self.epochs = epochs
         self.notes: Notes = collections.deque()
+        self.num_skipped = 0  # batches that passes begun now leave out at their beginning
         self._rank = rank
 
     def __iter__(self) -> Iterator[Any]:
@@ -171,7 +202,9 @@ class SharedSampler:
         self.epochs.announce()
         # Some samplers draw their order here, others at the first index: each where it does in plain torch.
         batches = agreed(self.base, self.plan.num_ranks)
-        return self._draw_alone(batches, self.notes) if self.plan.num_ranks == 1 else self._draw(batches, self.notes)
+        draw = self._draw_alone if self.plan.num_ranks == 1 else self._draw
+        drawn = draw(batches, self.notes)
+        return _after(drawn, self.notes, self.num_skipped) if self.num_skipped else drawn
 
     def __len__(self) -> int:
         """Batches of this rank's share; raises ``TypeError`` where the sampler has no length."""

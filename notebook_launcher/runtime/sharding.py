@@ -55,6 +55,11 @@ class Plan:
                 "split_batches to give each process its own batches"
             )
 
+    @property
+    def num_parts(self) -> int:
+        """The loader's own batches that all ranks together take in a step."""
+        return 1 if self.split else self.num_ranks
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Operations(Generic[Batch]):

@@ -10,7 +10,9 @@ import traceback
 from typing import TYPE_CHECKING
 
 from notebook_launcher.core import pickling
+from notebook_launcher.core.errors import PeerError
 from notebook_launcher.core.events import Failed
+from notebook_launcher.core.excerpts import excerpt
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -35,7 +37,7 @@ def describe(error: BaseException) -> Failed:
     return Failed(
         error=_packed(error),
         type_name=type(error).__qualname__,
-        message=_text(error)[:_MAX_TEXT],
+        message=excerpt(_text(error), _MAX_TEXT),
         traceback_text=traceback_text(error),
         time_ns=time.monotonic_ns(),
         peer_lost=_is_peer_lost(error),
@@ -43,6 +45,8 @@ def describe(error: BaseException) -> Failed:
 
 
 def _is_peer_lost(error: BaseException) -> bool:
+    if isinstance(error, PeerError):
+        return True
     if type(error).__module__.startswith("torch") and type(error).__name__ in _PEER_LOST_TYPES:
         return True
     return isinstance(error, RuntimeError) and _PEER_LOST.search(_text(error)) is not None
@@ -62,10 +66,7 @@ def traceback_text(error: BaseException) -> str:
         text = "".join(lines)
     except BaseException as problem:  # noqa: BLE001 - an exception's own __str__ may raise anything
         text = f"{type(error).__qualname__} (its traceback can't be shown: {type(problem).__name__})\n"
-    if len(text) > _MAX_TEXT:
-        half = _MAX_TEXT // 2
-        text = f"{text[:half]}\n... {len(text) - _MAX_TEXT} characters not shown ...\n{text[-half:]}"
-    return _encodable(text)
+    return excerpt(_encodable(text), _MAX_TEXT)
 
 
 def without_our_frames(frames: TracebackType | None) -> TracebackType | None:

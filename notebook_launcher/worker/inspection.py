@@ -10,6 +10,7 @@ import sys
 import traceback
 from typing import TYPE_CHECKING, Any
 
+from notebook_launcher.core.cores import num_cores
 from notebook_launcher.core.events import DeviceRow, Where
 from notebook_launcher.core.precisions import PRECISIONS, DeviceFacts, refusals
 
@@ -62,15 +63,9 @@ def devices() -> tuple[DeviceRow, ...]:
     """A row for each kind of device that torch knows; run in a worker, so that the kernel never touches one."""
     import torch
 
-    cores = _num_cores()
+    cores = num_cores()
     cpu = DeviceRow("cpu", cores, (f"{cores} cores",), precisions=refusals("cpu"))
     return _cuda(torch), _mps(torch), _xpu(torch), cpu
-
-
-def _num_cores() -> int:
-    """Cores that this process may use, which in a container is fewer than the machine has."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
 def _cuda(torch: Any) -> DeviceRow:

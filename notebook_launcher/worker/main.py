@@ -10,14 +10,17 @@ import sys
 import traceback
 import types
 
+from notebook_launcher.core import lifeline
 from notebook_launcher.core.channel import SocketChannel
 from notebook_launcher.core.errors import ChannelClosedError
 from notebook_launcher.core.events import Devices, Probe
-from notebook_launcher.worker import streams
+from notebook_launcher.worker import orphans, streams
 from notebook_launcher.worker.rehearsal import rehearse
 
+_GRACE_S = 0.05  # a launch that asked for this worker sends its command by then
 
-def main(channel: int, stdout: int, stderr: int) -> None:
+
+def main(channel: int, stdout: int, stderr: int, kernels_end: int) -> None:
     """Take the descriptors, wait for a command, carry it out, and leave by ``os._exit``; never returns."""
     code = 1
     try:
@@ -27,6 +30,9 @@ def main(channel: int, stdout: int, stderr: int) -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, [])
         streams.redirect(stdout, stderr)
         faulthandler.enable()
+        orphans.adopt()
+        lifeline.hold(kernels_end, signal.SIGKILL, -os.getpid())  # with all that is in its group
+        os.close(kernels_end)
         _new_main_module()
         line = SocketChannel(socket.socket(fileno=channel))
         code = _obey(line)
@@ -42,7 +48,7 @@ def main(channel: int, stdout: int, stderr: int) -> None:
 
 def _obey(line: SocketChannel) -> int:
     try:
-        command = line.receive(0)
+        command = line.receive(_GRACE_S)
     except TimeoutError:  # nobody waits for this worker yet
         rehearse()
         command = line.receive(None)

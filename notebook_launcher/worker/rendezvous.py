@@ -51,29 +51,33 @@ def lead_to(world: World) -> None:
     own port waits for a server that nobody is. It also gives a second ``init_process_group`` the first one's keys.
     """
     handlers = importlib.import_module("torch.distributed.rendezvous")._rendezvous_handlers  # noqa: SLF001 - "env" is taken
-    handlers["env"] = handler(world, handlers["env"])
+    own = handlers["env"]
+    handlers["env"] = Meeting(world, own.otherwise if isinstance(own, Meeting) else own)  # a rehearsal's goes
 
 
-def handler(world: World, otherwise: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
-    """A rendezvous handler as torch wants it: it yields (store, rank, world size). ``otherwise`` is torch's own."""
-    num_joined = 0
+class Meeting:
+    """A rendezvous handler as torch wants it: it yields (store, rank, world size)."""
 
-    def meet(url: str, timeout: Any = None, **options: Any) -> Iterator[Any]:
-        nonlocal num_joined
+    def __init__(self, world: World, otherwise: Callable[..., Iterator[Any]]) -> None:
+        """For a rank of ``world``; ``otherwise`` is torch's own handler."""
+        self.otherwise = otherwise
+        self._world = world
+        self._num_joined = 0
+
+    def __call__(self, url: str, timeout: Any = None, **options: Any) -> Iterator[Any]:
+        """Meet as ``url`` and the environment say."""
         variables = snapshot()
-        ours = (world.main_address, str(world.main_port))
-        if (variables.get("MASTER_ADDR"), variables.get("MASTER_PORT")) != ours:
-            yield from otherwise(url, **({} if timeout is None else {"timeout": timeout}), **options)
+        address, port = self._world.main_address, self._world.main_port
+        limit = {} if timeout is None else {"timeout": timeout}
+        if (variables.get("MASTER_ADDR"), variables.get("MASTER_PORT")) != (address, str(port)):
+            yield from self.otherwise(url, **limit, **options)
             return
         asked = parse_qs(urlparse(url).query)
         rank, size = (
             int(asked[name][0]) if name in asked else int(variables[name.upper()]) for name in ("rank", "world_size")
         )
         distributed = importlib.import_module("torch.distributed")
-        limit = {} if timeout is None else {"timeout": timeout}
-        store = distributed.TCPStore(world.main_address, world.main_port, size, is_master=False, **limit)
-        num_joined += 1  # the same on all ranks, since joining is collective
-        yield distributed.PrefixStore(f"group_{num_joined}", store), rank, size
+        store = distributed.TCPStore(address, port, size, is_master=False, **limit)
+        self._num_joined += 1  # the same on all ranks, since joining is collective
+        yield distributed.PrefixStore(f"group_{self._num_joined}", store), rank, size
         raise RuntimeError("this process group can't meet again; destroy it and make another")
-
-    return meet

@@ -16,17 +16,22 @@ import time
 import traceback
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from notebook_launcher.core import events, pickling
+from notebook_launcher.core import endings, events, pickling
 from notebook_launcher.core.errors import ChannelClosedError
 from notebook_launcher.core.shared_memory import unpack
 from notebook_launcher.worker import failure, inspection, rendezvous, streams, surroundings
+from notebook_launcher.worker.device_memory import DeviceMemoryWatch
 
 if TYPE_CHECKING:
     from types import FrameType
 
     from notebook_launcher.core.channel import Channel
 
+# Starting to listen takes the interpreter for a moment, and by then the function has most likely begun.
+_HEAD_START_S = 0.002
 _TICK_S = 0.2  # how often unfinished lines are handed over and an interrupt that was heard is reported
+_HEAR_S = 0.2  # in which an interrupt is heard by a function that hears it; the launcher waits longer
+_CLOSING_S = 5.0  # how long a failure waits to be told while what the function owes is done
 
 
 class Server:
@@ -38,43 +43,64 @@ class Server:
         self._main_thread = threading.get_ident()
         self._interrupted = threading.Event()
         self._sending = self._late = self._is_nobody = False
+        self._untold = threading.Lock()  # free until the end has been told
         self._may_leave = threading.Event()
+        self._memory: DeviceMemoryWatch | None = None
+        self._head_start = _thread.allocate_lock()
+        self._head_start.acquire()
 
     def run(self, command: events.Run) -> int:
         """Run the payload and report; returns the process's exit code once the launcher lets go."""
         # Not threading.Thread, whose start waits for the thread's first step: the function waits for nothing.
-        _thread.start_new_thread(self._listen, ())
+        _thread.start_new_thread(self._listen, (command,))
         last: events.Finished | events.Failed
         try:
             self._prepare(command)
             # From here on an interrupt means the function, so it raises in the main thread, wherever that is.
             signal.signal(signal.SIGINT, self._hear)
-            last = self._finish(self._call(command))
+            task = self._load(command)
+            self._report(events.Started(os.getpid(), socket.gethostname(), time.monotonic_ns()))
+            os.register_at_fork(after_in_child=self._become_nobody)
+            last = self._finish(self._call(task))
         except BaseException as error:  # noqa: BLE001 - whatever the function raised is the launcher's to show
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             last = failure.describe(error)
+            if endings.pending():
+                self._close(last)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        streams.flush()
-        self._channel.send(last)
+        self._head_start.release()
+        self._tell(last)
         while not self._may_leave.wait(timeout=3600):
             pass
         _say_goodbye()
         return 0
+
+    def rehearse(self, command: events.Run) -> None:
+        """Take the steps of ``run`` that leave nothing behind which a later ``run`` in this process does not replace.
+
+        The caller restores the environment, and reads what is reported.
+        """
+        _thread.start_new_thread(time.sleep, (0,))
+        self._prepare(command)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        task = self._load(command)
+        self._report(events.Started(os.getpid(), socket.gethostname(), time.monotonic_ns()))
+        self._finish(task())
+        events.install(None)
 
     def _prepare(self, command: events.Run) -> None:
         given = pickle.loads(unpack(command.surroundings)[0])
         surroundings.put_on(given, command.world)
         events.install(self._report)
         rendezvous.lead_to(command.world)
-        if command.store is not None:
-            rendezvous.serve_when_asked(command.world, command.store.detach())
 
-    def _call(self, command: events.Run) -> Any:
+    def _load(self, command: events.Run) -> Any:
         surroundings.use_device(command.world)
         task = pickling.loads(command.payload, device="cpu" if command.world.device == "cpu" else None)
         pickling.by_value_in_children()
-        self._report(events.Started(os.getpid(), socket.gethostname(), time.monotonic_ns()))
-        os.register_at_fork(after_in_child=self._become_nobody)
+        return task
+
+    def _call(self, task: Any) -> Any:
         try:
             result = task()
             surroundings.show_figures()
@@ -85,7 +111,29 @@ class Server:
             raise
         if self._is_nobody:
             _end_child(None)
+        endings.run()
         return result
+
+    def _close(self, last: events.Failed) -> None:
+        """Do what the function that failed owes. Its failure is told in time: other ranks may wait for this one."""
+        late = threading.Timer(_CLOSING_S, self._tell, (last,))
+        late.daemon = True
+        late.start()
+        endings.run(failed=True)
+        late.cancel()
+
+    def _close_if_deaf(self) -> None:
+        """Do what the function owes in its stead, where it hears no interrupt and will be terminated."""
+        if not self._interrupted.wait(_HEAR_S):
+            # One that came in the instant before a call that waits is seen after that call: this one ends the wait.
+            signal.pthread_kill(self._main_thread, signal.SIGINT)
+            if not self._interrupted.wait(_HEAR_S):
+                endings.run(failed=True)
+
+    def _tell(self, last: events.Finished | events.Failed) -> None:
+        if self._untold.acquire(blocking=False):
+            streams.flush()
+            self._channel.send(last)
 
     def _become_nobody(self) -> None:
         """In a process that the function has forked: it is not the rank, and does not speak for it."""
@@ -122,9 +170,24 @@ class Server:
         else:
             raise KeyboardInterrupt
 
-    def _listen(self) -> None:
+    def _listen(self, run: events.Run) -> None:
+        self._head_start.acquire(timeout=_HEAD_START_S)
+        command: events.Command | None = run
         told = False
         while True:
+            try:
+                streams.flush()
+                if self._interrupted.is_set() and not told:
+                    told = True
+                    self._channel.send(events.Interrupted())
+                self._obey(command)
+                held = self._memory.news() if self._memory is not None else None
+                if held is not None:
+                    self._channel.send(held)
+            except ChannelClosedError:
+                _end_group()
+            except Exception:  # noqa: BLE001 - whatever it was, who listens no more can be neither asked nor let go
+                traceback.print_exc()
             try:
                 command = self._channel.receive(_TICK_S)
             except TimeoutError:
@@ -132,20 +195,16 @@ class Server:
             except ChannelClosedError:
                 # The kernel has gone: nothing outlives it, whatever the function is doing.
                 _end_group()
-            try:
-                streams.flush()
-                if self._interrupted.is_set() and not told:
-                    told = True
-                    self._channel.send(events.Interrupted())
-                self._obey(command)
-            except ChannelClosedError:
-                _end_group()
-            except Exception:  # noqa: BLE001 - whatever it was, who listens no more can be neither asked nor let go
-                traceback.print_exc()
 
     def _obey(self, command: events.Command | None) -> None:
-        if isinstance(command, events.AskWhere):
+        if isinstance(command, events.Run):
+            self._memory = DeviceMemoryWatch(command.world.device, command.world.local_rank)
+            if command.store is not None:
+                rendezvous.serve_when_asked(command.world, command.store.detach())
+        elif isinstance(command, events.AskWhere):
             self._channel.send(inspection.where(self._main_thread))
+        elif isinstance(command, events.Interrupting):
+            _thread.start_new_thread(self._close_if_deaf, ())
         elif isinstance(command, events.Release):
             # Apart: taking connections down may fail, or wait for a rank that hangs.
             _thread.start_new_thread(surroundings.leave_process_groups, ())

@@ -6,7 +6,8 @@ again in each child, it lives on while any child does (so it outlives a killed k
 with whatever else in the kernel uses it.
 
 The kernel holds the other end of the control channel. When the kernel dies, however it dies, the channel ends, and the
-server kills the workers and leaves.
+server kills the workers and what they have started, and leaves. The lifeline sees to it that it does: until there are
+workers, its end kills the server, whatever a module does that is being loaded; later it wakes one that was stopped.
 """
 
 from __future__ import annotations
@@ -23,23 +24,30 @@ import select
 import signal
 import socket
 import sys
+import time
 import traceback
 import warnings
 import weakref
 from typing import Any
 
+from notebook_launcher.core import lifeline
 from notebook_launcher.core.channel import SocketChannel
 from notebook_launcher.core.errors import ChannelClosedError
 from notebook_launcher.core.forking import STATUS, Fork, Loading, Warm
-from notebook_launcher.worker import rehearsal
+from notebook_launcher.worker import orphans, rehearsal, streams
 from notebook_launcher.worker.huge_pages import collapse
 from notebook_launcher.worker.main import main as worker_main
 
 _IDLE_MS = 500
+_LAST_S = 2.0  # how long the server's end waits for those of its workers
+_LOOK_S = 0.002
 
 
-def main(control: int, preload: list[str]) -> None:
-    """Serve the control channel on descriptor ``control`` until the kernel hangs up; never returns."""
+def main(control: int, kernels_end: int, preload: list[str]) -> None:
+    """Serve the control channel on descriptor ``control`` until the kernel hangs up; never returns.
+
+    ``kernels_end`` is the reading end of the kernel's lifeline.
+    """
     code = 1
     channel = SocketChannel(socket.socket(fileno=control))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -48,13 +56,17 @@ def main(control: int, preload: list[str]) -> None:
     wake_reader, wake_writer = socket.socketpair()
     for end in (wake_reader, wake_writer):
         end.setblocking(False)  # noqa: FBT003 - the method's own signature
-    server = _Server(channel, (wake_reader, wake_writer))
+    server = _Server(channel, (wake_reader, wake_writer), kernels_end)
     try:
+        held = lifeline.hold(kernels_end, signal.SIGKILL, os.getpid())
         problems = _load(preload, channel)
         _forget_exits()
         _rehearse()
         gc.collect()
         gc.freeze()  # what is loaded stays on pages that the workers share
+        server.adopt()
+        if held >= 0:
+            os.close(held)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(wake_writer.fileno(), warn_on_full_buffer=False)
         channel.send(Warm(tuple(problems)))
@@ -103,20 +115,31 @@ def _rehearse() -> None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            rehearsal.rehearse()
+            streams.buffer_c_by_lines()
+            rehearsal.prepare()
     except Exception:  # noqa: BLE001 - a worker meets it again, and has a kernel to tell
         traceback.print_exc()
 
 
 class _Server:
-    def __init__(self, channel: SocketChannel, wake: tuple[socket.socket, socket.socket]) -> None:
+    def __init__(self, channel: SocketChannel, wake: tuple[socket.socket, socket.socket], kernels_end: int) -> None:
         self._channel = channel
         self._wake = wake
+        self._kernels_end = kernels_end
+        self._held = -1
+        self._adopts = False
+        self._own: set[int] = set()  # children that are no worker's: what the loaded modules have started
         self._collapsed = False
         self._status: dict[int, Any] = {}  # pid of a live worker -> its status pipe
         self._poller = select.poll()
         self._poller.register(channel.fileno(), select.POLLIN)
         self._poller.register(wake[0].fileno(), select.POLLIN)
+
+    def adopt(self) -> None:
+        """Become the parent of all that a worker leaves behind, to end it; and be woken for that, if need be."""
+        self._held = lifeline.hold(self._kernels_end, signal.SIGCONT, os.getpid())
+        self._own = orphans.children()
+        self._adopts = orphans.adopt()
 
     def serve_one(self) -> None:
         """Wait for a request or a worker's end, and deal with what there is."""
@@ -135,23 +158,37 @@ class _Server:
             self._fork(request)
 
     def kill_all(self) -> None:
-        """End every worker, with the processes that it started in its group."""
-        for pid in self._status:
-            for kill in (os.killpg, os.kill):  # the group first; a worker just forked may not lead one yet
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    kill(pid, signal.SIGKILL)
+        """End every worker, with all that it started; returns when they are gone, or can't be waited for any longer."""
+        deadline_s = time.monotonic() + _LAST_S
+        while (self._status or self._strays()) and time.monotonic() < deadline_s:
+            for pid in self._status:
+                for kill in (os.killpg, os.kill):  # the group first; a worker just forked may not lead one yet
+                    with contextlib.suppress(ProcessLookupError, PermissionError):
+                        kill(pid, signal.SIGKILL)
+            time.sleep(_LOOK_S)
+            self._reap()
 
     def _reap(self) -> None:
-        for pid in list(self._status):
-            if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
-                # First what it left running in its group: once it is reaped, its number may be a stranger's.
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(pid, signal.SIGKILL)
-                _, status = os.waitpid(pid, 0)
-                pipe = self._status.pop(pid)
-                with contextlib.suppress(OSError):
-                    os.write(pipe.fileno(), STATUS.pack(os.waitstatus_to_exitcode(status)))
-                pipe.close()
+        ended = [pid for pid in self._status if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)]
+        for pid in ended:
+            # First what it left running in its group: once it is reaped, its number may be a stranger's.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(pid, signal.SIGKILL)
+        for pid in self._strays():
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)  # one that takes longer is heard of by a signal; then come its own children
+        for pid in ended:
+            _, status = os.waitpid(pid, 0)
+            pipe = self._status.pop(pid)
+            with contextlib.suppress(OSError):
+                os.write(pipe.fileno(), STATUS.pack(os.waitstatus_to_exitcode(status)))
+            pipe.close()
+
+    def _strays(self) -> set[int]:
+        """What workers that have ended left behind: those that live have adopted theirs themselves."""
+        return orphans.children() - self._own - self._status.keys() if self._adopts else set()
 
     def _fork(self, request: Fork) -> None:
         with warnings.catch_warnings():
@@ -179,7 +216,10 @@ class _Server:
                 end.close()
             for pipe in (request.status, *self._status.values()):
                 pipe.close()
+            if self._held >= 0:
+                os.close(self._held)
             descriptors = [item.detach() for item in (request.channel, request.stdout, request.stderr)]
+            descriptors.append(self._kernels_end)
             if request.fresh:
                 _execute_fresh(descriptors)
             worker_main(*descriptors)

@@ -32,7 +32,7 @@ def redirect(stdout: int, stderr: int) -> None:
     for name in ("stdin", "stdout", "stderr"):
         setattr(sys, f"__{name}__", getattr(sys, name))
     builtins.input = getpass.getpass = _refuse_to_ask
-    _buffer_c_by_lines()
+    buffer_c_by_lines()
 
 
 def _text(number: int) -> io.TextIOWrapper:
@@ -48,9 +48,14 @@ def _refuse_to_ask(*_: object, **__: object) -> NoReturn:
     )
 
 
-def _buffer_c_by_lines() -> None:
-    """Make the lines of C code go as they come, as in a terminal: for a pipe it would collect some kilobytes first."""
+def buffer_c_by_lines() -> None:
+    """Make the lines of C code go as they come, as in a terminal: for a pipe it would collect some kilobytes first.
+
+    What is forked from this process goes on so.
+    """
     global _c_stdout  # noqa: PLW0603 - the process has one
+    if _c_stdout is not None:
+        return
     library = ctypes.CDLL(None)
     try:
         stream = ctypes.c_void_p.in_dll(library, "__stdoutp" if sys.platform == "darwin" else "stdout")

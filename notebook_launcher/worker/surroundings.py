@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import sys
@@ -17,13 +18,14 @@ if TYPE_CHECKING:
 
 def put_on(given: Surroundings, world: World) -> None:
     """Replace environment, directory, path and arguments by ``given``; then say who this rank is."""
-    restore_environment({**given.environment, **world.environment()})
+    environment = {**given.environment, **world.environment()}
+    environment["PYTHONUNBUFFERED"] = "1"  # what the function starts itself is heard as it comes, too
     if world.num_machines == 1:
         # Nothing may listen where another machine could connect; gloo and NCCL would take another interface.
         loopback = "lo0" if sys.platform == "darwin" else "lo"
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
-        os.environ.setdefault("NCCL_SOCKET_IFNAME", loopback)
-    os.environ["PYTHONUNBUFFERED"] = "1"  # what the function starts itself is heard as it comes, too
+        environment.setdefault("GLOO_SOCKET_IFNAME", loopback)
+        environment.setdefault("NCCL_SOCKET_IFNAME", loopback)
+    set_environment(environment)
     os.chdir(given.directory)
     sys.path[:] = given.path
     sys.argv[:] = given.argv
@@ -34,7 +36,7 @@ def put_on(given: Surroundings, world: World) -> None:
     _seed(world.seed)
 
 
-def restore_environment(wanted: dict[str, str]) -> None:
+def set_environment(wanted: dict[str, str]) -> None:
     """Make the environment ``wanted``, by the differences only: each assignment is a call into the C library."""
     current = snapshot()
     for name in current.keys() - wanted.keys():
@@ -64,16 +66,26 @@ def leave_process_groups() -> None:
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         distributed.destroy_process_group()
+        gc.collect()  # a wrapped model that the function has left behind holds them too
+
+
+_seeded_pid = 0  # the process whose generators have a seed of their own
 
 
 def _seed(seed: int | None) -> None:
     """Seed the global generators, by None with a number that no other rank and no other launch has.
 
-    Without that, all workers would go on from where the fork server's generators stood as it was loaded.
+    Without that, all workers would go on from where the fork server's generators stood as it was loaded. A worker that
+    has rehearsed has such a number already, and has drawn nothing since.
     """
+    global _seeded_pid  # noqa: PLW0603 - the generators are the process's, too
+    if seed is None and _seeded_pid == os.getpid():
+        return
+    _seeded_pid = os.getpid()
     random.seed(seed)
     numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
     if numpy is not None:
-        numpy.random.seed(None if seed is None else seed % 2**32)  # the legacy generator is what user code draws from
+        # The legacy generator is what user code draws from. By None it would be seeded too, at ten times the cost.
+        numpy.random.seed(int.from_bytes(os.urandom(4), "big") if seed is None else seed % 2**32)
     if torch is not None:
         torch.default_generator.seed() if seed is None else torch.manual_seed(seed)

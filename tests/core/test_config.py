@@ -1,4 +1,5 @@
 import inspect
+import os
 import pickle
 import pydoc
 import subprocess
@@ -159,6 +160,18 @@ def test_the_process_s_own_environment_is_read(monkeypatch):
     assert snapshot()["NOTEBOOK_LAUNCHER_SEED"] == "11"
 
 
+def test_a_snapshot_is_of_now(monkeypatch):
+    monkeypatch.setenv("TEXT", "one")
+    assert snapshot()["TEXT"] == "one"
+    monkeypatch.setenv("TEXT", "two \udcff")
+    assert snapshot()["TEXT"] == "two \udcff"
+    assert snapshot() == dict(os.environ)
+    monkeypatch.delenv("TEXT")
+    assert "TEXT" not in snapshot()
+    monkeypatch.setattr(os, "environ", {"ONLY": "1"})  # as mocks do
+    assert snapshot() == {"ONLY": "1"}
+
+
 def test_a_snapshot_is_a_copy(monkeypatch):
     monkeypatch.delenv("NOTEBOOK_LAUNCHER_SEED", raising=False)
     snapshot()["NOTEBOOK_LAUNCHER_SEED"] = "1"
@@ -244,6 +257,7 @@ def test_alone_with_choices():
             gradient_accumulation_steps=4,
             seed=5,
             num_threads=2,
+            debug=True,
             launched=True,
         ),
         World(main_port=4000, launched=True),

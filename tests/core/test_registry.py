@@ -21,31 +21,17 @@ def test_load_gives_what_the_name_stands_for(registry):
     assert registry.load("local") is OrderedDict
 
 
-def test_nothing_is_imported_before_it_is_asked_for(registry, tmp_path, monkeypatch):
+def test_nothing_is_imported_before_it_is_asked_for(tmp_path, monkeypatch):
     (tmp_path / "imported_late.py").write_text("VALUE = 3")
     monkeypatch.syspath_prepend(tmp_path)
-    registry.add("late", "imported_late:VALUE")
+    registry = Registry("engine", {"late": "imported_late:VALUE"})
     assert "imported_late" not in sys.modules
     assert registry.load("late") == 3
     del sys.modules["imported_late"]
 
 
 def test_names_keep_their_order(registry):
-    registry.add("aaa", "json:loads")
-    assert registry.names == ("local", "ray", "aaa")
-
-
-def test_tables_do_not_share(registry):
-    entries = {"one": "json:loads"}
-    other = Registry("engine", entries)
-    other.add("two", "json:dumps")
-    assert "two" not in entries
-    assert "two" not in registry.names
-
-
-def test_a_taken_name_is_refused(registry):
-    with pytest.raises(ConfigError, match="engine 'local' is registered already, as 'collections:OrderedDict'"):
-        registry.add("local", "json:loads")
+    assert registry.names == ("local", "ray")
 
 
 def test_an_unknown_name_guesses_before_it_lists_the_known(registry):

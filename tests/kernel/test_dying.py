@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 
 import psutil
@@ -43,6 +44,81 @@ def test_every_process_is_gone_with_its_kernel(own_kernel, end):
         own_kernel.kill()
     assert gone(children) == []
     assert set(os.listdir("/dev/shm")) <= before  # noqa: PTH208, S108
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a rank must be able to hear of it")
+def test_ranks_in_native_code_are_gone_when_kernel_and_fork_server_are_killed_at_once(own_kernel):
+    """``PyDLL`` keeps the interpreter's lock: no thread of the ranks learns anything."""
+    own_kernel.start(
+        "import ctypes\ndef work():\n    print('ready', flush=True); ctypes.PyDLL(None).sleep(600)\n"
+        "launch(work, num_processes=2)"
+    )
+    own_kernel.wait_for("[0] ready")
+    own_kernel.wait_for("[1] ready")
+    children = own_kernel.children()
+    (server,) = psutil.Process(own_kernel.pid).children()
+    server.kill()
+    own_kernel.kill()
+    assert gone(children) == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a stopped server stays")
+def test_a_stopped_fork_server_is_gone_with_its_kernel_and_so_are_daemons_of_ranks(own_kernel):
+    own_kernel.start("""
+import subprocess
+def work():
+    print("daemon", subprocess.Popen(["sleep", "600"], start_new_session=True).pid, flush=True)
+    time.sleep(600)
+launch(work, num_processes=2)""")
+    own_kernel.wait_for("[0] daemon")
+    own_kernel.wait_for("[1] daemon")
+    children = own_kernel.children()
+    assert sum(child.name() == "sleep" for child in children) == 2
+    (server,) = psutil.Process(own_kernel.pid).children()
+    server.suspend()
+    own_kernel.kill()
+    assert gone(children) == []
+
+
+@pytest.mark.parametrize("when", ["before a launch", "during a run"])
+def test_a_stopped_fork_server_keeps_nobody_waiting(shared_kernel, when):
+    cell = shared_kernel.ok(f"""
+from notebook_launcher.launcher import warm
+launch(rank, num_processes=2, standby=0)
+def work():
+    if {when == "during a run"!r}: os.kill(os.getppid(), signal.SIGSTOP)
+    return rank()
+if {when == "before a launch"!r}: os.kill(warm._warm.server.pid, signal.SIGSTOP)
+print(launch(work, num_processes=2, standby=0).results)
+print(launch(rank, num_processes=2).results)
+""")
+    assert "[0, 1]\n[0, 1]\n" in cell.stdout
+
+
+def test_stopped_and_killed_workers_standing_by_keep_nobody_waiting(shared_kernel):
+    cell = shared_kernel.ok("""
+from notebook_launcher.launcher import warm
+import psutil
+launch(rank, num_processes=2)
+while [bool(one.read_status() or one.pid) for one in warm._warm.standing_by] != [True, True]: time.sleep(0.001)
+stopped, killed = (psutil.Process(worker.pid) for worker in warm._warm.standing_by)
+stopped.suspend()
+killed.kill()
+psutil.wait_procs([killed], 10)
+print(launch(rank, num_processes=2).results)
+""")
+    assert cell.stdout.endswith("[0, 1]\n")
+
+
+def test_what_a_rank_started_in_a_session_of_its_own_ends_with_it(shared_kernel):
+    cell = shared_kernel.ok("""
+import subprocess
+def work(): return subprocess.Popen(["sleep", "600"], start_new_session=True).pid
+print(*launch(work, num_processes=2).results)
+""")
+    pids = [int(pid) for pid in cell.stdout.splitlines()[-1].split()]
+    assert len(pids) == 2
+    assert gone([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]) == []
 
 
 def test_a_killed_fork_server_is_replaced_and_its_run_ends_well(shared_kernel):

@@ -78,6 +78,65 @@ def test_every_kind_of_exception_arrives(shared_kernel, body, words):
         assert word in cell.shown
 
 
+@pytest.mark.parametrize("loaded", [True, False], ids=["extension", "import only"])
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("eval('1 +')", ["eval('1 +')", "SyntaxError: invalid syntax"]),
+        ("raise ExceptionGroup('several', [ValueError('a')])", ["raise ExceptionGroup(", "    | ValueError: a"]),
+        (
+            "try: raise ExceptionGroup('g', [KeyError('b')])\n    except Exception: raise LookupError('then')",
+            ["    | KeyError: 'b'", "LookupError: then"],
+        ),
+    ],
+    ids=["syntax", "group", "after a group"],
+)
+def test_the_cell_shows_the_users_lines_only(shared_kernel, body, words, loaded):
+    shared_kernel.ok("%reload_ext notebook_launcher" if loaded else "%unload_ext notebook_launcher")
+    try:
+        cell = shared_kernel.run(f"def fn():\n    {body}\nlaunch(fn, num_processes=1)")
+    finally:
+        shared_kernel.ok("%load_ext notebook_launcher")
+    assert cell.error in {"SyntaxError", "ExceptionGroup", "LookupError"}
+    assert cell.traceback.startswith(f"rank 0 of 1 raised {cell.error}: ")
+    for word in words:
+        assert word in cell.traceback
+    assert "notebook_launcher" not in cell.traceback
+    assert "interactiveshell.py" not in cell.traceback + cell.stderr
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "raise ValueError('x' * 20_000_000)",
+        "raise ValueError('x\\n' * 1_000_000)",
+        "sys.setrecursionlimit(11_000); odd(0)",
+        "sys.exit('x' * 20_000_000)",
+    ],
+    ids=["one line", "many lines", "recursion", "exit"],
+)
+def test_no_error_is_longer_than_a_page_can_bear(shared_kernel, body):
+    shared_kernel.ok("def odd(n): return even(n + 1)\ndef even(n): return odd(n + 1)")
+    cell = shared_kernel.run(f"def fn():\n    {body}\nlaunch(fn, num_processes=1)")
+    assert cell.error
+    assert len(cell.traceback) < 20_000
+    assert len(cell.message) < 5_000
+    assert "rank 0 of 1" in cell.traceback
+    assert "not shown" in cell.traceback
+    assert "run.error has more of it" in cell.traceback
+    assert len(cell.html) < 20_000
+
+
+def test_the_whole_text_of_an_error_is_the_objects(shared_kernel):
+    cell = shared_kernel.ok("""
+def fn(): raise ValueError("x" * 20_000_000)
+run = launch(fn, num_processes=1, wait=False)
+try: run.wait()
+except ValueError as error: print(len(str(error)), error is run.error)
+""")
+    assert "20000000 True" in cell.stdout
+
+
 def test_an_exception_that_cannot_be_pickled_arrives_as_text(shared_kernel):
     cell = shared_kernel.run("""
 class Odd(Exception):

@@ -35,12 +35,19 @@ class FakeRun:
         return f"<{self.payload['name']} {self.status}>"
 
 
+class FakePanel:
+    def _ipython_display_(self):
+        print("the panel")  # noqa: T201 - the output of the cell
+
+
 class FakeLauncher:
     """The launcher's entry points, in process: what they were given, and a result for each rank."""
 
     def __init__(self):
         self.runs: list[FakeRun] = []
         self.error: Exception | None = None  # what a rank raises
+        self.facts = []
+        self.has_monitor = False
         self.rows = (
             DeviceRow("cuda", 0, reason="this build of torch has no CUDA"),
             DeviceRow("cpu", 8, ("8 cores",), precisions={"no": "", "bf16": "", "fp16": "a cpu emulates it"}),
@@ -52,7 +59,8 @@ class FakeLauncher:
         compile_cell(source, filename)
         return {"source": source, "namespace": namespace, "filename": filename, "name": name}
 
-    def launch_payload(self, payload, config, *, wait):
+    def launch_payload(self, payload, config, *, wait, monitor=False):
+        self.has_monitor = monitor
         run = FakeRun(payload, config, wait, "finished" if wait else "running")
         if self.error is not None:
             self.error.run = run
@@ -62,7 +70,14 @@ class FakeLauncher:
         return run
 
     def entry_points(self):
-        return EntryPoints(self.for_cell, self.launch_payload, lambda: self.rows, lambda: self.runs)
+        return EntryPoints(
+            self.for_cell,
+            self.launch_payload,
+            lambda: self.rows,
+            lambda: self.runs,
+            lambda: self.facts,
+            FakePanel,
+        )
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +88,7 @@ def shell(tmp_path_factory):
     config.HistoryManager.enabled = False
     config.InteractiveShell.colors = "nocolor" if version_info[0] > 8 else "NoColor"
     config.IPCompleter.use_jedi = False
+    InteractiveShell.clear_instance()  # the worker's, where its module was loaded before
     return InteractiveShell.instance(config=config, ipython_dir=str(tmp_path_factory.mktemp("ipython")))
 
 

@@ -199,6 +199,7 @@ print(during - before, registered() - before)
     assert cell.text == "1 0\n"
 
 
-def test_without_a_shell_it_says_what_to_use_instead():
+def test_without_a_shell_it_says_what_to_use_instead(monkeypatch):
+    monkeypatch.setattr("IPython.core.getipython.get_ipython", lambda: None)
     with pytest.raises(ConfigError, match=r"sink 'cell' needs a notebook.*Use 'terminal'"):
         CellSink().opened(None)

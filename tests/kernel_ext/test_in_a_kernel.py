@@ -30,3 +30,5 @@ def test_a_cell_s_places_its_syntax_errors_and_its_completion(kernel):
     assert "raise ConfigError('mine')" in failed.traceback
     assert kernel.complete("%launch --mi") == ["--mixed-precision"]
     assert kernel.complete("%launch -n 2 tra") == ["train"]
+    kernel.ok("from notebook_launcher import launch")
+    assert "mixed_precision=" in kernel.complete("launch(train, mixed")

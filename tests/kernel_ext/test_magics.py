@@ -3,10 +3,12 @@ import sys
 
 import pytest
 from IPython.core.error import UsageError
+from IPython.utils.capture import capture_output
 
 from notebook_launcher.core.errors import ConfigError, PayloadError
 from notebook_launcher.core.events import DeviceRow
 from notebook_launcher.kernel_ext import magics
+from notebook_launcher.launcher.past_runs import RunFacts
 
 
 def usage(shell, *arguments):
@@ -30,6 +32,22 @@ def test_a_call_is_launched_and_its_run_given_back(shell, launcher):
 
 def test_background_does_not_wait(shell, launcher):
     assert shell.run_line_magic("launch", "--background train(3)").wait is False
+
+
+def test_a_monitor_is_asked_for_by_an_option(shell, launcher):
+    shell.run_line_magic("launch", "train(3)")
+    assert launcher.has_monitor is False
+    shell.run_line_magic("launch", "--monitor -n 2 train(3)")
+    assert launcher.has_monitor is True
+
+
+def test_runs_are_shown_as_a_table(shell, launcher):
+    launcher.facts = [RunFacts(1, "train", "finished", "2 processes", (), 0.0, 1.0, "finished in 1.0 s", {"loss": 0.5})]
+    with capture_output(stdout=False, stderr=False) as captured:
+        shell.run_line_magic("launcher", "runs")
+    (output,) = captured.outputs
+    assert "<table" in output.data["text/html"]
+    assert "loss 0.5" in output.data["text/plain"]
 
 
 def test_assignment_and_save(shell, launcher):
@@ -60,7 +78,7 @@ def test_a_config_file(shell, launcher, tmp_path):
         ("3 + 4", ["needs a call", "'3 + 4' is none"]),
         ("train(3", ["can't read 'train(3'", "%%launch"]),
         ("trian(3)", ["'trian'", "Did you mean 'train'?"]),
-        ("train()", ["train()", "train(epochs, lr=0.1)", "missing a required argument: 'epochs'"]),
+        ("train()", ["can't be called with ()", "train(epochs, lr=0.1)", "missing a required argument: 'epochs'"]),
         ("train(3, rl=1)", ["train(epochs, lr=0.1)", "unexpected keyword argument 'rl'"]),
         ("train(1, 2, 3)", ["train(epochs, lr=0.1)", "too many positional arguments"]),
         ("train(*a, rl=1)", ["unexpected keyword argument 'rl'"]),
@@ -96,7 +114,7 @@ def test_methods_are_checked_and_properties_are_not_run(shell, launcher):
         "class Box:\n    def fit(self, x): ...\n    @property\n    def made(self): raise SystemExit\nbox = Box()",
         silent=True,
     )
-    assert "box.fit(x)" in usage(shell, "box.fit()")
+    assert "Box.fit(x)" in usage(shell, "box.fit()")
     assert shell.run_line_magic("launch", "box.made(1)").payload["name"] == "box.made"
 
 
@@ -173,7 +191,7 @@ def test_python_in_the_magic_s_own_line_is_refused(shell, launcher):
 
 
 @pytest.mark.parametrize(
-    ("magic", "line"), [("launch", "-h"), ("launch", "-n 2 --help"), ("launcher", "-h"), ("launcher", "")]
+    ("magic", "line"), [("launch", "-h"), ("launch", "-n 2 --help"), ("launcher", "-h"), ("launcher", "--help")]
 )
 def test_help(shell, launcher, capsys, magic, line):
     assert shell.run_line_magic(magic, line) is None
@@ -181,6 +199,38 @@ def test_help(shell, launcher, capsys, magic, line):
     expected = ("--num-processes", "{no,fp16,bf16}", "%%launch") if magic == "launch" else ("devices", "status", "stop")
     assert all(word in out for word in expected)
     assert launcher.runs == []
+
+
+def test_alone_it_shows_the_panel(shell, launcher, capsys):
+    assert shell.run_line_magic("launcher", "") is None
+    assert capsys.readouterr().out == "the panel\n"
+
+
+def test_code_of_no_panel_is_refused(shell, launcher, monkeypatch):
+    from notebook_launcher.widgets import panel
+
+    monkeypatch.setattr(panel, "_shown", [])
+    with pytest.raises(UsageError, match="no panel is shown: run %launcher"):
+        shell.run_line_magic("launcher", "code")
+
+
+def test_code_of_a_panel_goes_into_a_new_cell(shell, launcher, monkeypatch):
+    from notebook_launcher.widgets import panel
+    from notebook_launcher.widgets.form_model import FormError
+
+    class Shown:
+        def code(self):
+            if cells:
+                raise FormError({"function": "train has gone"})
+            return "run = launch(train)", "..."
+
+    shown, cells = Shown(), []
+    monkeypatch.setattr(panel, "latest", lambda: shown)
+    monkeypatch.setattr(shell, "set_next_input", cells.append)
+    shell.run_line_magic("launcher", "code")
+    assert cells == ["run = launch(train)"]
+    with pytest.raises(UsageError, match="train has gone"):
+        shell.run_line_magic("launcher", "code")
 
 
 def test_help_of_the_cell_magic(shell, launcher, capsys):

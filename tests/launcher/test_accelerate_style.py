@@ -9,7 +9,7 @@ import pytest
 
 from notebook_launcher.core.errors import ConfigError
 from notebook_launcher.launcher import accelerate_style
-from notebook_launcher.launcher.accelerate_style import notebook_launcher
+from notebook_launcher.launcher.accelerate_style import debug_launcher, notebook_launcher
 from notebook_launcher.launcher.run import Run
 
 # accelerate.notebook_launcher's parameters, in its order, with its defaults.
@@ -109,3 +109,10 @@ def test_another_rendezvous_is_refused_with_what_to_give_instead(elastic):
 def test_what_has_no_meaning_here_is_accepted(options):
     notebook_launcher(len, ("ab",), monitor_interval=5, log_line_prefix_template="[${role_name}]", rdzv_id="job")
     assert chosen(options) == {"max_restarts": 0}
+
+
+def test_debug_launcher_runs_on_the_cpu():
+    run = debug_launcher(
+        lambda extra: (os.environ["WORLD_SIZE"], os.environ["NOTEBOOK_LAUNCHER_DEVICE"], extra), ("x",)
+    )
+    assert list(run.results) == [("2", "cpu", "x")] * 2

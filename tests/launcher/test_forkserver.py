@@ -5,12 +5,14 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import subprocess
 import sys
 import textwrap
+import time
 
 import psutil
 import pytest
-from real_rank import LIMIT_S, WITHOUT_TORCH, RealRank, exit_code, read
+from real_rank import LIMIT_S, WITHOUT_TORCH, RealRank, exit_code, pid_of, read
 
 from notebook_launcher.core.errors import EngineError
 from notebook_launcher.launcher import forkserver, warm
@@ -71,7 +73,7 @@ def test_a_worker_that_nobody_needs_leaves(shared_server):
 def test_signals_reach_the_worker(shared_server, number):
     rank = RealRank(shared_server.fork(), "print('up')\nimport time; time.sleep(600)")
     rank.read()
-    rank.worker.read_status()
+    assert pid_of(rank.worker)
     rank.worker.signal(number)
     assert exit_code(rank.worker) == -number
 
@@ -80,7 +82,7 @@ def test_a_kill_ends_what_the_worker_started_too(shared_server):
     source = "import subprocess\nprint(subprocess.Popen(['sleep', '600']).pid)\nimport time; time.sleep(600)"
     rank = RealRank(shared_server.fork(), source)
     started = psutil.Process(int(rank.read()))
-    rank.worker.read_status()
+    assert pid_of(rank.worker)
     rank.worker.signal(signal.SIGKILL)
     assert exit_code(rank.worker) == -signal.SIGKILL
     started.wait(LIMIT_S)
@@ -228,3 +230,204 @@ def test_output_of_c_code_and_of_the_dying_arrives(shared_server):
     assert read(worker, "stdout") == "from C\n"
     assert "Segmentation fault" in read(worker, "stderr")
     assert exit_code(worker) == -signal.SIGSEGV
+
+
+# --- servers that do not answer ---------------------------------------------------------------------------------------
+
+
+def stop(server):
+    """Stop it, as ``kill -STOP`` does."""
+    assert server.warm.wait(LIMIT_S)
+    os.kill(server.pid, signal.SIGSTOP)
+    until(lambda: psutil.Process(server.pid).status() == psutil.STATUS_STOPPED)
+
+
+def until(condition, do=lambda: None):
+    deadline_s = time.monotonic() + LIMIT_S
+    while not condition():
+        do()
+        assert time.monotonic() < deadline_s
+        time.sleep(0.001)
+
+
+def look(worker):
+    worker.read_status()
+    worker.see_to(hung_up=False)
+
+
+def test_a_server_that_was_stopped_goes_on_when_it_is_asked(start):
+    server = start(*WITHOUT_TORCH)
+    stop(server)
+    worker = server.fork()
+    until(lambda: worker.pid, lambda: look(worker))
+    rank = RealRank(worker, "5")
+    assert rank.result() == 5
+    assert rank.leave() == 0
+
+
+def test_a_server_that_was_stopped_tells_how_a_rank_ended(start):
+    server = start(*WITHOUT_TORCH)
+    rank = RealRank(server.fork(), "import os\nos._exit(3)")
+    pid_of(rank.worker)
+    stop(server)
+    until(lambda: rank.worker.exit_code is not None, lambda: look(rank.worker))
+    assert exit_code(rank.worker) == 3
+
+
+def test_a_server_that_hangs_is_ended_and_says_so(start, module, monkeypatch):
+    monkeypatch.setattr(forkserver, "_ANSWER_S", 0.05)
+    module("hangs", "import os, time\nos.register_at_fork(before=lambda: time.sleep(600))")
+    server = start(*WITHOUT_TORCH, "hangs")
+    assert server.warm.wait(LIMIT_S)
+    worker = server.fork()
+    until(lambda: not server.alive, lambda: look(worker))
+    assert exit_code(worker) is None
+    assert worker.why_never_made().startswith("the fork server ended before it had made the process: it did not answer")
+    assert "(sleeping), and was ended" in worker.why_never_made()
+
+
+def test_a_server_that_works_is_given_longer(start, module, monkeypatch):
+    monkeypatch.setattr(forkserver, "_ANSWER_S", 0.05)
+    module(
+        "slow",
+        """
+        import os, time
+        def work():
+            end = time.monotonic() + 0.5
+            while time.monotonic() < end: pass
+        os.register_at_fork(before=work)
+    """,
+    )
+    server = start(*WITHOUT_TORCH, "slow")
+    assert server.warm.wait(LIMIT_S)
+    worker = server.fork()
+    until(lambda: worker.pid, lambda: look(worker))
+    worker.channel.close()
+    assert exit_code(worker) == 0
+
+
+def test_what_a_server_loads_takes_as_long_as_it_takes(start, module, monkeypatch):
+    monkeypatch.setattr(forkserver, "_ANSWER_S", 0.0)
+    module("takes_time", "import time\ntime.sleep(0.2)")
+    server = start(*WITHOUT_TORCH, "takes_time")
+    worker = server.fork()
+    until(server.warm.is_set, lambda: look(worker))
+    assert server.alive
+    server.close()
+    worker.close()
+
+
+def test_a_stopped_server_is_closed_without_a_wait(start):
+    server = start(*WITHOUT_TORCH)
+    worker = server.fork()
+    process = psutil.Process(pid_of(worker))
+    stop(server)
+    began_s = time.monotonic()
+    server.close()
+    assert time.monotonic() - began_s < 4
+    process.wait(LIMIT_S)
+    worker.close()
+
+
+def test_closing_a_dead_server_ends_its_ranks_too(start):
+    server = start(*WITHOUT_TORCH)
+    rank = RealRank(server.fork(), "print('up')\nimport time; time.sleep(600)")
+    rank.read()
+    process = psutil.Process(pid_of(rank.worker))
+    os.kill(server.pid, signal.SIGKILL)
+    assert server.ended(LIMIT_S)
+    server.close()
+    process.wait(LIMIT_S)
+    rank.worker.close()
+
+
+KERNEL = """
+import os, sys, time
+from notebook_launcher.launcher.forkserver import ForkServer
+server = ForkServer(sys.argv[1:])
+if "hangs" not in sys.argv:
+    server.warm.wait()
+print(server.pid, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("how", ["stopped", "loading"])
+def test_no_server_outlives_its_kernel(module, tmp_path, how):
+    loading = tmp_path / "loading"
+    module("hangs", f"import time\nopen({str(loading)!r}, 'w').close()\ntime.sleep(600)")
+    command = [sys.executable, "-c", KERNEL, *WITHOUT_TORCH, *(["hangs"] if how == "loading" else [])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as kernel:
+        server = psutil.Process(int(kernel.stdout.readline()))
+        if how == "stopped":
+            server.suspend()
+        else:
+            until(loading.exists)
+        kernel.kill()
+    server.wait(LIMIT_S)
+
+
+# --- what ranks leave behind ------------------------------------------------------------------------------------------
+
+DAEMONS = """
+import os, subprocess, time
+own_session = subprocess.Popen(["sleep", "600"], start_new_session=True)
+shell = "setsid sleep 601 >/dev/null & echo $!"
+reader, writer = os.pipe()
+first = os.fork()
+if first == 0:
+    os.setsid()
+    second = os.fork()
+    if second:
+        os.write(writer, str(second).encode())
+        os._exit(0)
+    time.sleep(600)
+    os._exit(0)
+os.waitpid(first, 0)
+print(own_session.pid, os.read(reader, 20).decode(), subprocess.check_output(shell, shell=True, text=True).strip())
+"""
+
+
+def daemons_of(rank):
+    """The processes with sessions of their own that a rank has started by ``DAEMONS``."""
+    found = [psutil.Process(int(pid)) for pid in rank.read().split()]
+    assert len(found) == 3
+    assert all(process.is_running() for process in found)
+    return found
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the system knows no adoption")
+@pytest.mark.parametrize("end", ["leaves", "is killed"])
+def test_what_a_rank_started_in_sessions_of_its_own_ends_with_it_and_nobody_elses(start, end):
+    server = start(*WITHOUT_TORCH)
+    one = RealRank(server.fork(), DAEMONS + ("time.sleep(600)" if end == "is killed" else ""))
+    other = RealRank(server.fork(), DAEMONS + "time.sleep(600)")
+    ending, staying = daemons_of(one), daemons_of(other)
+    if end == "is killed":
+        assert pid_of(one.worker)
+        one.worker.signal(signal.SIGKILL)
+        assert exit_code(one.worker) == -signal.SIGKILL
+    else:
+        assert one.leave() == 0
+    _, alive = psutil.wait_procs(ending, LIMIT_S)
+    assert not alive
+    assert all(process.status() != psutil.STATUS_ZOMBIE for process in staying)
+    server.close()
+    _, alive = psutil.wait_procs(staying, LIMIT_S)
+    assert not alive
+    other.worker.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the system knows no adoption")
+def test_what_the_server_itself_has_started_goes_on(start, module):
+    module("starts_one", "import subprocess\nprocess = subprocess.Popen(['sleep', '600'])")
+    server = start(*WITHOUT_TORCH, "starts_one")
+    assert server.warm.wait(LIMIT_S)
+    (process,) = psutil.Process(server.pid).children()
+    worker = server.fork()
+    worker.channel.close()
+    assert exit_code(worker) == 0
+    assert process.is_running()
+    assert process.status() != psutil.STATUS_ZOMBIE
+    process.kill()

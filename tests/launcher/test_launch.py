@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import signal
 import socket
@@ -9,10 +10,11 @@ import subprocess
 import sys
 import textwrap
 import time
+import types
 
 import pytest
 
-from notebook_launcher.core.config import LaunchConfig
+from notebook_launcher.core.config import LaunchConfig, field_rows
 from notebook_launcher.core.errors import ConfigError, EngineError, PayloadError, WorkerError
 from notebook_launcher.core.tasks import Cell
 from notebook_launcher.launcher import launch as launching
@@ -54,6 +56,21 @@ def module(tmp_path, monkeypatch):
         (tmp_path / f"{name}.py").write_text(text)
 
     return write
+
+
+def test_its_signature_names_the_options_of_which_tab_and_help_tell():
+    parameters = inspect.signature(launch).parameters
+    assert list(parameters)[:3] == ["fn", "args", "kwargs"]
+    options = [*(row.name for row in field_rows()), "config", "monitor", "wait"]
+    assert sorted(list(parameters)[3:]) == sorted(options)
+    assert {parameters[name].kind for name in options} == {inspect.Parameter.KEYWORD_ONLY}
+    assert parameters["stop_grace_s"].default == LaunchConfig().stop_grace_s
+
+
+def test_the_warning_of_a_large_object_points_at_the_callers_line():
+    with pytest.warns(UserWarning, match="sends 'big' along, 250 MB") as seen:
+        launching._warn_of_large(types.SimpleNamespace(large=[("big", 250_000_000)]))
+    assert seen[0].filename == __file__
 
 
 def test_arguments_options_and_results():
@@ -181,6 +198,18 @@ def test_a_server_killed_between_two_launches_is_replaced(new_kernel):
     assert first.ended(LIMIT_S)
     assert cpu(cell("2"), num_processes=2).results == [2, 2]
     assert warm._warm.server is not first
+
+
+def test_a_server_that_hangs_under_a_launch_is_replaced(new_kernel, module, tmp_path):
+    module(
+        "hangs_once",
+        f"import os, pathlib, time\nfirst = pathlib.Path({str(tmp_path / 'first')!r})\n"
+        "if not first.exists():\n    first.touch()\n    os.register_at_fork(before=lambda: time.sleep(600))",
+    )
+    run = cpu(cell("2"), num_processes=2, preload=["hangs_once"])
+    assert run.results == [2, 2]
+    (note,) = [note for note in run._record.notes if note.startswith("started again")]
+    assert "never started: the fork server ended before it had made the process: it did not answer for" in note
 
 
 # --- start methods ----------------------------------------------------------------------------------------------------

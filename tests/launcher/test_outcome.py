@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from notebook_launcher.core.errors import EngineError, RunTimeoutError, WorkerError
+from notebook_launcher.core.errors import EngineError, PeerError, RunTimeoutError, WorkerError
 from notebook_launcher.core.events import Where
 from notebook_launcher.launcher import outcome
 from notebook_launcher.launcher.state import Act, RunState
@@ -84,6 +84,35 @@ def test_the_workers_own_exception_is_raised_with_a_note_and_a_cause():
 def test_a_notebook_draws_the_workers_text():
     error = raised(CustomError("batch 64"))
     assert error._render_traceback_() == str(error.__cause__).split("\n")
+
+
+def test_a_notebook_draws_no_more_than_a_page_can_bear():
+    error = raised(CustomError("begin" + "x" * 5_000_000 + "end"))
+    assert len(str(error)) == 5_000_008
+    drawn = "\n".join(error._render_traceback_())
+    assert len(drawn) < 8000
+    assert drawn.startswith("rank 0 of 1 raised CustomError: beginxxx")
+    assert "raise error" in drawn
+    assert "[4,999,540 characters not shown]" in drawn.split("\n")[0]
+    assert drawn.endswith("[cut to fit a notebook: run.error has more of it, and so has the exception that you catch]")
+
+
+def test_a_long_chain_is_drawn_by_its_beginning_and_its_end():
+    error = ValueError("first")
+    for number in range(10_000):
+        error, error.__context__ = KeyError(number), error
+    lines = raised(error)._render_traceback_()
+    assert len("\n".join(lines)) < 10_000
+    assert lines[1] == "ValueError: first"
+    assert lines[-2] == "KeyError: 9999"
+    assert sum("lines not shown" in line for line in lines) == 1
+
+
+def test_a_long_farewell_is_one_short_line():
+    made = state(1)
+    made.raised(0, failed(SystemExit("x" * 1_000_000)), 1.0)
+    (told,) = outcome.fates(made)
+    assert len(told) < 300
 
 
 def test_the_original_cause_follows_the_worker_error():
@@ -247,3 +276,16 @@ def test_a_rank_whose_end_nobody_saw_while_it_was_being_stopped():
     made.ranks[1].sent = Act.KILL
     made.exited(1, None, 1.1)
     assert outcome.fates(made, without=0) == ("rank 1: was running, ended",)
+
+
+@pytest.mark.parametrize("returned", [True, False])
+@pytest.mark.parametrize("error", [RuntimeError("Connection closed by peer [::1]:7"), PeerError("rank 1 raised")])
+def test_a_rank_that_waited_for_one_that_had_returned(returned, error):
+    made = state(2)
+    if returned:
+        made.returned(1, 0.5)
+    made.raised(0, failed(error), 1.0)
+    told = outcome.error_of(made, "node7", {}, "")
+    waited = str(told).startswith("rank 0 of 2 waited for rank 1, which had returned: every rank must make the same")
+    assert waited == (returned and not isinstance(error, PeerError))
+    assert isinstance(told, WorkerError if waited else type(error))

@@ -1,5 +1,6 @@
 import random
 import threading
+import time
 
 import pytest
 
@@ -96,6 +97,34 @@ def test_a_line_without_end_is_cut_and_says_by_how_much(size):
     assert texts(log)[1] == "next"
 
 
+@pytest.mark.parametrize("newline", [b"\n", b""], ids=["lines", "one line"])
+def test_binary_output_is_taken_in_as_fast_as_text(newline, tmp_path):
+    data = random.Random(0).randbytes(4_000_000).replace(b"\n", newline)  # noqa: S311 - not a secret
+    log = OutputLog(1, folder=tmp_path)
+    began_s = time.process_time()
+    for start in range(0, len(data), 64_000):
+        log.feed(0, "stdout", data[start : start + 64_000])
+        log.live()
+    assert time.process_time() - began_s < 0.5
+    log.close()
+    assert log.path(0).read_bytes() == data
+    assert not any(control in log.text(0) for control in "\x00\x08\r\x1b")
+
+
+def test_a_binary_line_is_cut_to_what_anybody_looks_at_and_text_after_it_is_text():
+    log = OutputLog(1)
+    for piece in (b"\rloss", b"\x00\x01\x02\x03a\r" * 2000, b"\x1b[A b\r1%", b"\n\r50%\r99%", b"\nend\n"):
+        log.feed(0, "stdout", piece)
+    start, binary, *rest = texts(log)
+    assert (start, rest) == ("loss", ["99%", "end"])
+    assert binary == "a" * 1365 + " ... [3,816 more bytes of this line not kept]"
+
+
+def test_a_few_control_characters_make_no_binary():
+    log = fed(b"\r\x01\x1b[32m\x02>>>\x00 1%", b"\r\x01\x1b[32m\x02>>>\x00 2%\x1b[0m")
+    assert live(log) == ["\x1b[32m>>> 2%\x1b[0m"]
+
+
 def test_a_bar_is_one_live_line_and_becomes_a_line_when_text_follows():
     log = OutputLog(2)
     for rank in (0, 1):
@@ -185,9 +214,7 @@ def test_lines_do_not_depend_on_how_the_bytes_were_read():
 def test_ranks_that_are_not_shown_are_kept_but_not_merged():
     log = OutputLog(2, shown_ranks={0})
     log.feed(1, "stdout", b"hidden\nbar")
-    version = log.version
     log.feed(1, "stdout", b"more\n")
-    assert log.version == version
     assert (log.lines(), log.live()) == ([], [])
     assert log.text(1) == "hidden\nbarmore\n"
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from notebook_launcher.core.config import LaunchConfig
+from notebook_launcher.core.cores import num_cores
 from notebook_launcher.core.errors import ConfigError
 from notebook_launcher.core.events import DeviceRow
 from notebook_launcher.core.strategies import STRATEGIES
-from notebook_launcher.launcher.plan import DEFAULT_ON_CPU, make_plan, num_cores
+from notebook_launcher.launcher.plan import DEFAULT_ON_CPU, make_plan
 
 CPU = DeviceRow("cpu", 4, ("4 cores",), precisions={"no": "", "bf16": "", "fp16": "a CPU emulates it"})
 NO_CUDA = DeviceRow("cuda", 0, reason="this build of torch (2.13.0+cpu) has no CUDA")

@@ -390,6 +390,42 @@ def test_a_server_that_died_under_the_launch_is_replaced_once_for_free():
     assert "started again" in run._record.notes[0]
 
 
+def killed_before_it_read(rank):
+    """A rank whose process is killed while its command lies in its channel, unread."""
+    rank.worker.channel.send("a command")
+    rank.exits(-signal.SIGKILL)
+    return rank
+
+
+def test_a_rank_killed_before_it_had_read_its_command_is_replaced_once_for_free():
+    run = run_of([killed_before_it_read(FakeRank())], [finished(FakeRank(), "second try")])
+    assert run.results == ["second try"]
+    assert run._record.notes[0].startswith(
+        "started again: rank 0 was never started: the process made for it was ended by SIGKILL"
+    )
+
+
+def test_a_rank_killed_before_it_had_read_its_command_is_not_replaced_once_another_works():
+    """What the other has done by then can't be undone."""
+    lost, other = FakeRank(0), FakeRank(1).starts()
+    run = run_of([lost, other])
+    until(lambda: 1 in run._record.pids)
+    killed_before_it_read(lost)
+    with pytest.raises(
+        EngineError, match="rank 0 of 2 was never started: the process made for it was ended by SIGKILL"
+    ):
+        run.wait(LIMIT_S)
+
+
+def test_a_rank_that_crashes_in_what_it_reads_is_not_started_again():
+    rank = FakeRank()
+    rank.worker.channel.send("a command")
+    rank.hears()
+    run = run_of([rank.exits(-signal.SIGKILL)])
+    with pytest.raises(WorkerError, match="SIGKILL"):
+        run.wait(LIMIT_S)
+
+
 def test_a_rank_that_the_run_does_not_have():
     run = run_of([finished(FakeRank(), 1)])
     with pytest.raises(IndexError, match="there is no rank 5 in this run: its ranks are 0 to 0"):
@@ -441,6 +477,38 @@ def test_a_fault_of_the_launcher_itself_ends_the_run_and_is_raised(monkeypatch):
     with pytest.raises(ConnectionError):  # a rank that finds its channel closed ends itself
         rank.hears()
     rank.exits()
+
+
+def test_who_is_shown_a_run_later_is_told_of_its_end_and_after_it_that_nothing_will_come():
+    rank, sink = FakeRank(), RecordingSink()
+    run = run_of([rank])
+    assert run.show_in(sink) is True
+    finished(rank, 1)
+    run.wait(LIMIT_S)
+    assert sink.told[-1] == ("closed", "finished", run.view.summary)
+    assert run.show_in(RecordingSink()) is False
+
+
+def test_a_view_can_stop_its_run_and_holds_it_not():
+    rank = FakeRank().starts()
+    run = run_of([rank])
+    view = run.view
+    view.stop()
+    until(lambda: signal.SIGINT in rank.signals)
+    rank.raises(KeyboardInterrupt()).exits()
+    run.wait(LIMIT_S)
+    del run
+    gc.collect()
+    view.stop()  # there is nothing left to stop
+
+
+def test_a_failed_run_s_record_has_the_error_as_the_notebook_shows_it():
+    rank = FakeRank().starts()
+    run = run_of([rank])
+    rank.raises(ValueError("bad batch")).exits()
+    with pytest.raises(ValueError, match="bad batch"):
+        run.wait(LIMIT_S)
+    assert "rank 0 of 1 raised ValueError: bad batch" in run.view.error
 
 
 # --- what the kernel knows of its runs --------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from fake_rank import FakeRank, RecordingSink, record
 
 from notebook_launcher.core import events
 from notebook_launcher.launcher import supervisor as supervisors
+from notebook_launcher.launcher.memory import MemoryMeter
 from notebook_launcher.launcher.state import RunState
 from notebook_launcher.launcher.supervisor import Supervisor
 
@@ -98,6 +99,38 @@ def test_displays_and_metrics_arrive_with_their_rank():
     run = Supervised(rank).supervise()
     assert run.sink.named("displayed") == [("displayed", 0, {"text/plain": "a figure"})]
     assert run.record.metrics == [{"rank": 0, "step": 3, "time_s": 1000.0, "loss": 0.5}]
+
+
+def test_a_rank_s_loops_and_its_device_s_memory_are_known():
+    rank = FakeRank().starts()
+    outer, inner = events.Steps(1, 4, "epoch", 2.0), events.Steps(3, 10, "batch", 1.0, 1)
+    for steps in (outer, inner):
+        rank.reports(steps)
+    rank.reports(events.DeviceMemory(10, 100))
+    run = Supervised(rank)
+    rank.returns().exits()
+    run.supervise()
+    assert run.record.steps == {0: [outer, inner]}
+    assert run.record.device_memory == {0: events.DeviceMemory(10, 100)}
+    assert run.record.state is run.state
+    run.record.came(0, events.Steps(2, 4, "epoch", 3.0))
+    assert [steps.done for steps in run.record.steps[0]] == [2]  # the loop inside it is over
+
+
+def test_who_is_woken_all_the_time_takes_a_breath_but_not_while_a_rank_waits_to_be_read(monkeypatch):
+    rank = FakeRank().starts()
+    run = Supervised(rank)
+    breaths = []
+    with monkeypatch.context() as patch:
+        patch.setattr(supervisors.time, "sleep", breaths.append)
+        for look in range(40):
+            run.supervisor._behind = look % 2 == 0  # much was found
+            run.supervisor._breathe(100.0 + look * 0.001)
+        assert len(breaths) == 10
+        run.supervisor._breathe(200.0)
+        assert len(breaths) == 10
+    rank.returns().exits()
+    run.supervise()
 
 
 def test_output_events_of_engines_without_pipes():
@@ -305,7 +338,7 @@ def test_a_request_after_the_end_is_kept_for_whoever_would_start_again():
 
 def test_memory_is_looked_at_at_most_once_a_second_and_the_highest_use_before_a_death_is_kept(monkeypatch):
     uses = iter([10 << 30, 62 << 30, 1 << 30])
-    monkeypatch.setattr("notebook_launcher.launcher.record._memory_used", lambda: next(uses, 0))
+    monkeypatch.setattr(MemoryMeter, "used_bytes", lambda _: next(uses, 0))
     kept = record(1)
     for now_s in (0.0, 0.3, 0.99, 1.0, 1.5, 2.0):
         kept.watch_memory(now_s)

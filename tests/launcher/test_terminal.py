@@ -43,6 +43,28 @@ def test_lines_are_printed_with_their_rank_as_they_come(capsys):
     assert capsys.readouterr().out == "[1] two\nfinished in 1.0 s\n"
 
 
+def test_notes_are_printed_as_they_come_once_each(capsys):
+    view = a_view()
+    sink = opened(view)
+    view.output.feed(0, "stdout", b"before\n")
+    view.notes.append("restart 1 of 3: rank 0 raised OSError")
+    sink.changed(view)
+    view.output.feed(0, "stdout", b"after\n")
+    sink.changed(view)
+    view.notes.append("the last note")
+    view.summary = "finished in 2.0 s"
+    sink.closed(view)
+    assert capsys.readouterr().out.splitlines() == [
+        "2 processes",
+        "a note",
+        "[0] before",
+        "restart 1 of 3: rank 0 raised OSError",
+        "[0] after",
+        "the last note",
+        "finished in 2.0 s",
+    ]
+
+
 def test_no_line_is_lost_however_few_are_kept(capsys):
     view = a_view(keep_lines=5)
     sink = opened(view)

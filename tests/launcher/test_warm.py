@@ -10,11 +10,11 @@ import time
 import psutil
 import pytest
 from fake_rank import FakeRank
-from real_rank import LIMIT_S, WITHOUT_TORCH, RealRank, exit_code
+from real_rank import LIMIT_S, WITHOUT_TORCH, RealRank, exit_code, pid_of
 
 from notebook_launcher.core.errors import EngineError
 from notebook_launcher.core.events import DeviceRow
-from notebook_launcher.launcher import warm
+from notebook_launcher.launcher import forkserver, warm
 from notebook_launcher.launcher.plan import DEFAULT_ON_CPU
 
 
@@ -64,6 +64,28 @@ def test_those_standing_by_are_taken_first_and_used_once(kernel):
     release(*taken)
 
 
+def test_those_that_are_missing_are_forked_ahead_and_are_the_ones_taken(kernel):
+    release(*warm.take(1))
+    warm.stand_by(1)
+    (waiting,) = kernel.standing_by
+    warm.prepare(3)
+    prepared = list(kernel.standing_by)
+    assert len(prepared) == 3
+    assert prepared[0] is waiting
+    warm.prepare(2)
+    assert kernel.standing_by == prepared
+    assert warm.take(3) == prepared
+    release(*prepared)
+
+
+def test_to_prepare_raises_nothing_where_no_server_can_be_started(kernel, monkeypatch):
+    monkeypatch.setattr("sys.executable", "/nowhere/python")
+    warm.prepare(1)
+    assert kernel.standing_by == []
+    with pytest.raises(EngineError, match="/nowhere/python"):
+        warm.take(1)
+
+
 def test_what_is_not_taken_goes_on_standing_by(kernel):
     release(*warm.take(1))
     warm.stand_by(3)
@@ -97,6 +119,37 @@ def test_a_worker_that_died_standing_by_is_not_taken(kernel):
     until(dead.read_status)
     (worker,) = warm.take(1)
     assert worker is not dead
+    assert RealRank(worker, "1 + 1").result() == 2
+    release(worker)
+
+
+def stop(pid):
+    os.kill(pid, signal.SIGSTOP)
+    until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED)
+
+
+def test_a_worker_that_was_stopped_standing_by_goes_on_when_it_is_taken(kernel):
+    release(*warm.take(1))
+    warm.stand_by(1)
+    stop(pid_of(kernel.standing_by[0]))
+    (worker,) = warm.take(1)
+    assert RealRank(worker, "1 + 1").result() == 2
+    release(worker)
+
+
+def test_a_worker_that_died_standing_by_is_not_taken_though_the_server_has_told_nothing(kernel):
+    release(*warm.take(1))
+    warm.stand_by(1)
+    (dead,) = kernel.standing_by
+    server = psutil.Process(kernel.server.pid)
+    until(lambda: any(child.status() == psutil.STATUS_SLEEPING for child in server.children()))
+    (process,) = server.children()
+    stop(server.pid)
+    os.kill(process.pid, signal.SIGKILL)
+    until(lambda: process.status() == psutil.STATUS_ZOMBIE)
+    (worker,) = warm.take(1)
+    assert worker is not dead
+    until(lambda: worker.read_status() or worker.pid or worker.see_to(hung_up=False))
     assert RealRank(worker, "1 + 1").result() == 2
     release(worker)
 
@@ -235,6 +288,24 @@ def test_a_look_that_fails_tells_what_the_worker_wrote(kernel, monkeypatch):
     with pytest.raises(EngineError, match=r"look at this machine's devices: .*CUDA driver initialization failed"):
         warm.devices()
     assert kernel.devices == {}  # the next launch looks again
+
+
+def test_a_look_from_a_server_that_hangs_is_made_from_another(kernel, tmp_path, monkeypatch):
+    (tmp_path / "hangs_once.py").write_text(
+        "import os, pathlib, time\n"
+        f"first = pathlib.Path({str(tmp_path / 'first')!r})\n"
+        "if not first.exists():\n"
+        "    first.touch()\n"
+        "    os.register_at_fork(before=lambda: time.sleep(600))\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(warm, "_PRELOAD", [*WITHOUT_TORCH, "hangs_once"])
+    monkeypatch.setattr(warm, "_LOOK_S", 0.01)
+    monkeypatch.setattr(forkserver, "_ANSWER_S", 0.05)
+    first = warm._server(None)
+    assert {row.kind for row in warm.devices()} >= {"cpu"}
+    assert kernel.server is not first
+    assert not first.alive
 
 
 def test_a_look_that_gets_no_answer(monkeypatch):

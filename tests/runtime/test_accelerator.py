@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from notebook_launcher import Accelerator, ConfigError
+from notebook_launcher import Accelerator, ConfigError, DistributedDataParallelKwargs
 from notebook_launcher.core import events
 
 
@@ -104,15 +104,8 @@ def test_log_streams_plain_numbers():
 @pytest.mark.parametrize(
     "argument",
     [
-        "dataloader_config",
         "deepspeed_plugin",
         "fsdp_plugin",
-        "rng_types",
-        "log_with",
-        "project_config",
-        "gradient_accumulation_plugin",
-        "kwargs_handlers",
-        "dynamo_backend",
         "parallelism_config",
     ],
 )
@@ -233,3 +226,118 @@ def test_several_models_are_accumulated_at_once(on_ranks):
     assert first[0] == (False, [0.5, 0.5])
     assert second[0] == (False, [1.0, 1.0])
     assert first[1] == second[1] == (True, [1.5, 1.5])
+
+
+def test_an_optimizer_made_from_another_model_is_refused():
+    accelerator = Accelerator(cpu=True)
+    other = nn.Linear(3, 1)
+    with pytest.raises(ConfigError) as caught:
+        accelerator.prepare(nn.Sequential(nn.Linear(1, 1)), torch.optim.SGD(other.parameters()))
+    for part in ("Sequential", "SGD over 2 other parameters", "first of the shape (1, 3)", "call of its own"):
+        assert part in str(caught.value)
+    assert accelerator.prepare(torch.optim.SGD(other.parameters())).param_groups, "alone it is for the user to say"
+
+
+def test_an_optimizer_whose_model_s_parameters_were_made_anew_is_refused(monkeypatch):
+    accelerator, model = Accelerator(cpu=True), nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters())
+    monkeypatch.setattr(model, "to", lambda _device: nn.Linear(1, 1))  # as where a device needs tensors of its own
+    with pytest.raises(ConfigError, match="none is in a prepared model"):
+        accelerator.prepare(optimizer, model)
+
+
+def test_parameters_of_no_model_may_be_trained_beside_one():
+    accelerator, model = Accelerator(cpu=True), nn.Linear(1, 1)
+    temperature = torch.optim.SGD([nn.Parameter(torch.ones(()))])
+    prepared = accelerator.prepare(model, torch.optim.SGD(model.parameters()), temperature)
+    assert prepared[2].optimizer is temperature
+    frozen = nn.Linear(1, 1).requires_grad_(requires_grad=False)
+    assert accelerator.prepare(frozen, torch.optim.SGD([nn.Parameter(torch.ones(()))]))
+
+
+def test_a_strategy_may_need_model_and_optimizer_together(monkeypatch):
+    accelerator, model = Accelerator(cpu=True), nn.Linear(1, 1)
+    monkeypatch.setattr(type(accelerator._strategy), "pairs_optimizers", True)
+    accelerator.prepare(model)
+    optimizer = torch.optim.SGD(model.parameters())
+    with pytest.raises(ConfigError, match=r"prepare was given no model.*SGD.*prepare\(model, optimizer\)"):
+        accelerator.prepare(optimizer)
+    assert accelerator.prepare(model, optimizer)[1].optimizer is optimizer
+
+
+def test_objects_may_come_before_what_they_belong_to():
+    accelerator, model = Accelerator(cpu=True), nn.Linear(1, 1)
+    optimizer, prepared = accelerator.prepare(torch.optim.SGD(model.parameters()), model)
+    assert (type(optimizer).__name__, prepared) == ("PreparedOptimizer", model)
+
+
+def synced_late():
+    """Two forwards under no_sync, whose second backward exchanges gradients all the same."""
+    accelerator = Accelerator(cpu=True)
+    given = nn.Linear(1, 1, bias=False)
+    model = accelerator.prepare(given)
+    with accelerator.no_sync(model):
+        first, second = (model(torch.full((1, 1), 1.0 + accelerator.process_index)).sum() for _ in range(2))
+        accelerator.backward(first)
+        apart = given.weight.grad.item()
+        with accelerator.trigger_sync_in_backward(model):
+            accelerator.backward(second)
+    return apart, given.weight.grad.item()
+
+
+def test_a_backward_under_no_sync_can_exchange_all_the_same(on_ranks):
+    assert synced_late() == (1.0, 2.0)
+    assert on_ranks(synced_late) == [(1.0, 3.0), (2.0, 3.0)]
+
+
+def synced_late_with_unused():
+    keywords = DistributedDataParallelKwargs(find_unused_parameters=True)
+    accelerator = Accelerator(cpu=True, kwargs_handlers=[keywords])
+    with accelerator.trigger_sync_in_backward(accelerator.prepare(nn.Linear(1, 1))):
+        pass
+
+
+def test_unused_parameters_can_not_be_found_that_late(on_ranks):
+    with pytest.raises(ConfigError, match="find_unused_parameters=True"):
+        on_ranks(synced_late_with_unused)
+
+
+def test_gradients_are_clipped_by_value_in_whole_groups():
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    model = accelerator.prepare(nn.Linear(1, 1, bias=False))
+    gradients = []
+    for _ in range(2):
+        with accelerator.accumulate(model):
+            accelerator.backward(model(torch.full((1, 1), 4.0)).sum())
+            accelerator.clip_grad_value_(model.parameters(), 1.5)
+        gradients.append(model.weight.grad.item())
+    assert gradients == [2.0, 1.5]
+    model.weight.grad.fill_(-9)
+    accelerator.clip_grad_value_(model.weight, 1.5)
+    assert model.weight.grad.item() == -1.5
+
+
+def test_context_parallel_changes_nothing():
+    buffer = torch.ones(2)
+    with Accelerator(cpu=True).maybe_context_parallel(buffers=[buffer], buffer_seq_dims=[0]):
+        assert buffer.shape == (2,)
+
+
+def evaluated():
+    accelerator = Accelerator(cpu=True, mixed_precision="bf16")
+    model = accelerator.prepare_model(nn.Linear(1, 1), evaluation_mode=True)
+    return isinstance(model, nn.parallel.DistributedDataParallel), str(model(torch.ones(1, 1)).dtype)
+
+
+def test_a_model_to_evaluate_is_not_spread(on_ranks):
+    assert on_ranks(evaluated) == [(False, "torch.float32")] * 2
+
+
+def test_models_stay_where_they_are_without_device_placement(monkeypatch):
+    moved = []
+    monkeypatch.setattr(nn.Linear, "to", lambda self, device: moved.append(str(device)) or self)
+    Accelerator(cpu=True, device_placement=False).prepare(nn.Linear(1, 1))
+    Accelerator(cpu=True).prepare(nn.Linear(1, 1), DataLoader([1]), device_placement=[False, True])
+    assert moved == []
+    Accelerator(cpu=True).prepare(nn.Linear(1, 1))
+    assert moved == ["cpu"]

@@ -1,10 +1,15 @@
+import collections
 import random
+import typing
 
 import pytest
 import torch
+from torch import nn
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
 
 from notebook_launcher import Accelerator, ConfigError
+from notebook_launcher.runtime import trees
+from notebook_launcher.runtime.plugins import DataLoaderConfiguration
 
 
 def epochs(seed, num_epochs, *, split=False, batch_size=2):
@@ -225,3 +230,126 @@ def test_a_prepared_loader_is_prepared():
     accelerator = Accelerator(cpu=True)
     loader = accelerator.prepare(DataLoader(range(3)))
     assert accelerator.prepare(loader) is loader
+
+
+def settings(**options):
+    return {"dataloader_config": DataLoaderConfiguration(**options)}
+
+
+@pytest.mark.parametrize("dispatch", [False, True])
+def test_shares_may_be_uneven(on_ranks, dispatch):
+    options = settings(even_batches=False, dispatch_batches=dispatch)
+    first, second = on_ranks(no_metrics, options, 5, {"batch_size": 2})
+    assert (first, second) == ([[0, 1], [4]], [[2, 3]])
+    first, second = on_ranks(no_metrics, options, 1, {"batch_size": 2})
+    assert (first, second) == ([[0]], []), "a rank whose share is empty ends like the others"
+
+
+def no_metrics(options, num_samples, loader_options):
+    accelerator = Accelerator(cpu=True, **options)
+    loader = accelerator.prepare(DataLoader(range(num_samples), **loader_options))
+    seen = [batch.tolist() for batch in loader]
+    assert len(seen) == len(loader)
+    accelerator.wait_for_everyone()
+    return seen
+
+
+class Odd(IterableDataset):
+    def __iter__(self):
+        yield Encoding({"text": "t0", "flag": torch.tensor([True])})
+
+
+class Encoding(collections.UserDict):
+    """As a tokenizer's ``BatchEncoding``: a mapping that is no dictionary, with something beside its items."""
+
+    def __init__(self, data, note="kept"):
+        super().__init__(data)
+        self.note = note
+
+    def to(self, device):
+        return Encoding({key: trees.move(value, device) for key, value in self.items()}, note="moved")
+
+
+def test_a_batch_that_can_move_itself_does(monkeypatch):
+    loader = Accelerator(cpu=True).prepare(DataLoader(Odd(), batch_size=None))
+    loader._share.device = torch.device("meta")
+    batch = next(iter(loader))
+    assert batch.note == "moved"
+    assert batch["flag"].device.type == "meta"
+    assert batch["text"] == "t0"
+
+
+def order(options, draws):
+    accelerator = Accelerator(cpu=True, **options)
+    torch.manual_seed(7)
+    torch.rand(draws)  # what came before
+    loader = accelerator.prepare(DataLoader(range(8), shuffle=True))
+    return [[int(x) for x in loader] for _ in range(2)]
+
+
+def test_the_order_can_depend_on_the_seed_alone(on_ranks):
+    assert order({}, 1) != order({}, 2)
+    seedable = settings(use_seedable_sampler=True)
+    assert order(seedable, 1) == order(seedable, 2)
+    seeded = settings(data_seed=5)
+    assert order(seeded, 1) == order(seeded, 2) != order(settings(data_seed=6), 1)
+    assert order(seeded, 1)[0] != order(seeded, 1)[1], "each epoch has an order of its own"
+    for options in (seedable, seeded):
+        ranks = on_ranks(order, options, 1)
+        assert [in_order([[[[i] for i in e] for e in rank] for rank in ranks], n) for n in range(2)] == order(
+            options, 1
+        )
+
+
+def test_batches_move_without_waiting_where_asked(monkeypatch):
+    asked = []
+    monkeypatch.setattr(trees, "move", lambda batch, _device, *, non_blocking: asked.append(non_blocking) or batch)
+    for non_blocking in (False, True):
+        loader = Accelerator(cpu=True, **settings(non_blocking=non_blocking)).prepare(DataLoader(range(1)))
+        loader._share.device = torch.device("meta")
+        list(loader)
+    assert asked == [False, True]
+
+
+def test_a_loader_that_another_accelerator_prepared_is_refused():
+    loader = Accelerator(cpu=True).prepare(DataLoader(range(3)))
+    with pytest.raises(ConfigError, match="over range was prepared by another Accelerator"):
+        Accelerator(cpu=True).prepare(loader)
+
+
+class Pair(typing.NamedTuple):
+    x: torch.Tensor
+    y: str
+
+
+def test_collate_functions_and_named_tuples_pass():
+    loader = DataLoader(range(4), batch_size=2, collate_fn=lambda indices: Pair(torch.tensor(indices), "text"))
+    batches = list(Accelerator(cpu=True).prepare(loader))
+    assert [(type(batch) is Pair, batch.x.tolist(), batch.y) for batch in batches] == [
+        (True, [0, 1], "text"),
+        (True, [2, 3], "text"),
+    ]
+
+
+def joined(even_batches):
+    """Weights after a pass in which rank 0 has a batch more."""
+    accelerator = Accelerator(cpu=True)
+    given = nn.Linear(1, 1, bias=False)
+    nn.init.zeros_(given.weight)
+    model, optimizer, loader = accelerator.prepare(
+        given, torch.optim.SGD(given.parameters(), lr=1.0), DataLoader(torch.ones(3, 1))
+    )
+    num_steps = 0
+    with accelerator.join_uneven_inputs([model], even_batches=even_batches):
+        for x in loader:
+            accelerator.backward(model(x).sum())
+            optimizer.step()
+            optimizer.zero_grad()
+            num_steps += 1
+    return num_steps, given.weight.item(), len(loader)
+
+
+def test_ranks_may_train_on_uneven_shares(on_ranks):
+    assert on_ranks(joined, False) == [(2, -1.5, 2), (1, -1.5, 2)]  # noqa: FBT003
+    assert on_ranks(joined, None) == [(2, -2.0, 2)] * 2
+    assert joined(False) == (3, -3.0, 3)  # noqa: FBT003

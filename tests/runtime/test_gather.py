@@ -1,10 +1,13 @@
+import inspect
+import math
 from typing import NamedTuple
 
 import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from notebook_launcher import Accelerator
+import notebook_launcher
+from notebook_launcher import Accelerator, ConfigError
 
 
 class Both(NamedTuple):
@@ -138,3 +141,179 @@ def different_lengths():
 def test_lengths_that_differ_are_an_error_with_all_shapes(on_ranks):
     with pytest.raises(ValueError, match=r"\(2, 3\), \(2, 4\)"):
         on_ranks(different_lengths)
+
+
+EXTREMES = {"max": max, "min": min, "sum": sum, "mean": lambda values: sum(values) / len(values), "prod": math.prod}
+DTYPES = [
+    torch.float64,
+    torch.float32,
+    torch.bfloat16,
+    torch.float16,
+    torch.int64,
+    torch.int16,
+    torch.uint8,
+    torch.bool,
+]
+
+
+def every_reduction():
+    rank = Accelerator(cpu=True).process_index
+    found = {}
+    for dtype in DTYPES:
+        tensor = torch.tensor([[1, 0, 3], [rank, 1, 2]]).to(dtype).t()  # not contiguous
+        for name in EXTREMES:
+            found[name, dtype] = notebook_launcher.reduce({"x": [tensor, tensor[0, 1]], "s": "text"}, name)
+    return found
+
+
+def test_reduce_computes_every_reduction_of_every_dtype(on_ranks):
+    for found in on_ranks(every_reduction, num_processes=3):
+        for (name, dtype), tree in found.items():
+            values = [torch.tensor(rank).to(dtype).item() for rank in range(3)]
+            matrix, scalar = tree["x"]
+            assert scalar.item() == pytest.approx(EXTREMES[name](values), rel=1e-3)
+            assert matrix.shape == (3, 2)
+            assert (matrix[0, 1], tree["s"]) == (scalar, "text")
+            kept = dtype.is_floating_point or name in {"max", "min"}
+            assert matrix.dtype == (dtype if kept else torch.float32 if name == "mean" else torch.int64)
+
+
+def scaled():
+    accelerator = Accelerator(cpu=True)
+    tensor = torch.tensor([accelerator.process_index + 1.0], requires_grad=True)
+    results = [
+        accelerator.reduce(tensor),
+        notebook_launcher.reduce(tensor),
+        accelerator.reduce(tensor, "max", scale=0.5),
+        accelerator.reduce(torch.tensor([4]), "max", scale=0.5),
+        accelerator.reduce(torch.full((1,), 60000.0, dtype=torch.float16), "mean"),
+    ]
+    assert accelerator.reduce(tensor, "none") is tensor
+    return [result.tolist() for result in results], tensor.tolist(), results[0].requires_grad
+
+
+def test_reduce_sums_as_a_method_and_averages_as_a_function(on_ranks):
+    assert on_ranks(scaled) == [([[3.0], [1.5], [1.0], [2.0], [60000.0]], [rank], False) for rank in (1.0, 2.0)]
+
+
+def test_reduce_alone_changes_nothing_but_scales():
+    tree = {"x": torch.tensor([2, 4])}
+    assert notebook_launcher.reduce(tree, "mean") is tree
+    assert notebook_launcher.reduce(tree, "sum", scale=0.5)["x"].tolist() == [1.0, 2.0]
+
+
+def test_an_unknown_reduction_gets_a_guess():
+    with pytest.raises(ConfigError, match=r"reduction 'men' is not known. Did you mean 'mean'"):
+        notebook_launcher.reduce(torch.ones(1), "men")
+
+
+def number(call):
+    getattr(notebook_launcher, call)({"loss": 0.5, "name": "text", "nothing": None})
+
+
+@pytest.mark.parametrize("call", ["reduce", "broadcast"])
+def test_numbers_are_refused_where_they_would_differ_in_silence(on_ranks, call):
+    with pytest.raises(TypeError, match=rf"{call} takes tensors, and was given 0.5"):
+        on_ranks(_joined, number, call)
+
+
+def _joined(function, *args):
+    Accelerator(cpu=True)
+    return function(*args)
+
+
+def broadcasts():
+    rank = Accelerator(cpu=True).process_index
+    tensors = [torch.full((2, 3), rank).to(dtype).t() for dtype in (*DTYPES, torch.complex64, torch.float8_e4m3fn)]
+    tree = {"x": tensors, "y": torch.tensor(rank), "z": torch.ones(0, 2), "s": f"{rank}"}
+    returned = notebook_launcher.broadcast(tree, from_process=1)
+    same = all(one is two for one, two in zip(returned["x"], tensors, strict=True))
+    gathered = [notebook_launcher.gather(tensor) for tensor in tensors]
+    return [float(one.real.float().sum()) for one in tensors], returned["y"].item(), returned["s"], same, gathered
+
+
+def test_broadcast_fills_the_tensors_given_of_any_dtype(on_ranks):
+    for rank, (sums, scalar, text, same, gathered) in enumerate(on_ranks(broadcasts)):
+        assert sums == [6.0] * 10
+        assert (scalar, text, same) == (1, str(rank), True)
+        assert all(tensor.shape == (6, 2) for tensor in gathered)
+
+
+def objects():
+    rank = Accelerator(cpu=True).process_index
+    mine = [rank, {"a": rank}][: rank + 1]  # of different lengths
+    returned = notebook_launcher.broadcast_object_list(mine, from_process=1)
+    assert returned is mine
+    return mine, notebook_launcher.gather_object([rank, "x"]), notebook_launcher.gather_object([1] if rank else 0)
+
+
+def test_objects_travel(on_ranks):
+    assert on_ranks(objects) == [([1, {"a": 1}], [0, "x", 1, "x"], [0, [1]])] * 2
+
+
+def test_objects_alone():
+    assert notebook_launcher.gather_object("one") == ["one"]
+    assert notebook_launcher.gather_object(["one"]) == ["one"]
+    assert notebook_launcher.broadcast_object_list(["one"]) == ["one"]
+
+
+def paddings(dim, first):
+    rank = Accelerator(cpu=True).process_index
+    ragged = torch.ones(2, 1 + rank, dtype=torch.int64)
+    tree = {"x": Both(ragged, ragged.bool()), "0-d": torch.tensor(1), "1-d": torch.ones(3), "none": None}
+    return notebook_launcher.pad_across_processes(tree, dim=dim, pad_index=9, pad_first=first)
+
+
+@pytest.mark.parametrize("dim", [1, -1])
+@pytest.mark.parametrize("first", [False, True])
+def test_padding_makes_one_dim_equal_and_leaves_what_lacks_it(on_ranks, dim, first):
+    short, long = on_ranks(paddings, dim, first)
+    assert short["x"].x.tolist() == [[9, 1] if first else [1, 9]] * 2
+    assert short["x"].y.dtype == torch.bool
+    assert long["x"].x.tolist() == [[1, 1]] * 2
+    for rank in (short, long):
+        assert (rank["0-d"].shape, rank["1-d"].shape, rank["none"]) == ((), (3,), None)
+
+
+def other_number():
+    rank = Accelerator(cpu=True).process_index
+    notebook_launcher.pad_across_processes([torch.ones(1)] * (rank + 1))
+
+
+def test_padding_needs_as_many_tensors_everywhere(on_ranks):
+    with pytest.raises(ValueError, match=r"was given \[1, 2\] tensors, by rank"):
+        on_ranks(other_number)
+
+
+def padded_gradient():
+    tensor = torch.ones(1 + Accelerator(cpu=True).process_index, requires_grad=True)
+    notebook_launcher.pad_across_processes(tensor * 2).sum().backward()
+    return tensor.grad.tolist()
+
+
+def test_gradients_flow_through_padding(on_ranks):
+    assert on_ranks(padded_gradient) == [[2.0], [2.0, 2.0]]
+
+
+def empty_loader(num_samples):
+    accelerator = Accelerator(cpu=True)
+    model, loader = accelerator.prepare(torch.nn.Linear(1, 1), DataLoader(torch.ones(num_samples, 1)))
+    num_steps = 0
+    for batch in loader:
+        accelerator.backward(model(batch).sum())
+        num_steps += 1
+    accelerator.wait_for_everyone()
+    return num_steps, accelerator.gather(torch.tensor(num_steps)).tolist()
+
+
+@pytest.mark.parametrize("num_samples", [0, 1, 3])
+def test_a_rank_whose_loader_is_empty_ends_like_the_others(on_ranks, num_samples):
+    num_steps = -(-num_samples // 2)
+    assert on_ranks(empty_loader, num_samples) == [(num_steps, [num_steps, num_steps])] * 2
+
+
+def test_help_tells_of_shapes_dtypes_and_errors():
+    for name in ("gather", "reduce"):
+        text = inspect.getdoc(getattr(Accelerator, name))
+        assert "dtype" in text
+        assert "Raises ``ValueError``" in text

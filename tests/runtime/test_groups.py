@@ -254,15 +254,17 @@ def test_two_models_on_two_processes_are_as_on_one(on_ranks, num_steps):
 def test_a_set_of_models_has_one_group():
     shared = Accumulation(2)
     optimizers = []
-    groups = Groups(shared, None, Single(None), optimizers, [])
+    groups = Groups(shared, None, Single(None, None), optimizers, [])
     model = weight()
     group = groups[model,]
     assert groups[model,] is group
     assert groups[()] is not group
     optimizers.append(PreparedOptimizer(torch.optim.SGD(model.parameters()), shared))
     groups.link()
-    assert group.optimizers == optimizers
-    assert groups[()].optimizers == []
+    assert optimizers[0].is_led
+    assert optimizers[0].window is group
+    assert group.optimizers == groups[()].optimizers == []
+    assert groups[model, model].optimizers == group.optimizers == optimizers
 
 
 def nested():

@@ -8,6 +8,7 @@ from torch import nn
 from notebook_launcher import Accelerator, ConfigError
 from notebook_launcher.core.world import World
 from notebook_launcher.runtime import backends, process, strategies
+from notebook_launcher.runtime.plugins import Keywords
 
 LAUNCH = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "NOTEBOOK_LAUNCHER")
 
@@ -62,13 +63,13 @@ def test_a_group_that_contradicts_the_launch_is_refused(on_ranks, tmp_path):
 def test_single_is_refused_where_there_are_several():
     backend, why = backends.select(World(device="cpu"), cpu=False)
     with pytest.raises(ConfigError, match=r"strategy='single'.*this run has 2.*'ddp'"):
-        strategies.create("single", process.Process(World(world_size=2, rank=1), backend, why))
+        strategies.create("single", process.Process(World(world_size=2, rank=1), backend, why), Keywords(None))
 
 
 @pytest.mark.parametrize("name", [None, "ddp", "single"])
 def test_one_process_needs_no_strategy(name):
     backend, why = backends.select(World(device="cpu"), cpu=False)
-    assert strategies.create(name, process.Process(World(), backend, why)).name == "single"
+    assert strategies.create(name, process.Process(World(), backend, why), Keywords(None)).name == "single"
 
 
 def test_an_apple_gpu_is_for_one_process():

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from notebook_launcher import Accelerator
+from notebook_launcher import Accelerator, set_seed
 from notebook_launcher.runtime.randomness import OwnStream
 
 
@@ -116,3 +116,29 @@ def test_an_error_puts_the_stream_back():
     found = draw()
     seed(1)
     assert found == draw()
+
+
+def drawn_after(options):
+    set_seed(5, **options)
+    return draw()
+
+
+def test_one_seed_for_every_stream(on_ranks):
+    assert drawn_after({}) == drawn_after({})
+    assert len(set(drawn_after({}))) == 3
+    first, second = on_ranks(drawn_after, {"device_specific": True})
+    assert first == drawn_after({})
+    assert all(ours != theirs for ours, theirs in zip(first, second, strict=True))
+    first, second = on_ranks(drawn_after, {})
+    assert first == second
+
+
+def test_a_seed_may_ask_for_determinism():
+    before = torch.are_deterministic_algorithms_enabled()
+    try:
+        set_seed(5)
+        assert torch.are_deterministic_algorithms_enabled() is before
+        set_seed(5, deterministic=True)
+        assert torch.are_deterministic_algorithms_enabled()
+    finally:
+        torch.use_deterministic_algorithms(mode=before)

@@ -9,6 +9,7 @@ import torch
 import torch.distributed
 
 from notebook_launcher.core import pickling, tasks
+from notebook_launcher.core.errors import PeerError
 from notebook_launcher.worker import failure
 
 
@@ -105,11 +106,15 @@ def test_a_text_without_end_is_cut_in_the_middle():
     def train():
         raise ValueError("begin" + "x" * 1_000_000 + "end")
 
-    text = told(train).traceback_text
-    assert len(text) < 2 * failure._MAX_TEXT
-    assert "characters not shown" in text
+    report = told(train)
+    text = report.traceback_text
+    assert len(text) < failure._MAX_TEXT
     assert text.startswith("Traceback")
-    assert text.rstrip().endswith("end")
+    assert "in train" in text
+    for one in (report.message, text.rstrip()):
+        assert "characters not shown" in one
+        assert one.endswith("end")
+    assert len(str(pickling.load_error(report.error))) == 1_000_008
 
 
 def test_half_a_surrogate_pair_is_escaped():
@@ -161,6 +166,13 @@ LOST = [
 def test_the_loss_of_a_peer_is_recognised(text):
     def train():
         raise RuntimeError(text)
+
+    assert told(train).peer_lost
+
+
+def test_another_ranks_failure_is_a_peers_loss():
+    def train():
+        raise PeerError("rank 0 raised KeyError: 'x'")
 
     assert told(train).peer_lost
 

@@ -8,6 +8,7 @@ import types
 import pytest
 from real_rank import LIMIT_S
 
+from notebook_launcher.core.cores import num_cores
 from notebook_launcher.core.precisions import DeviceFacts
 from notebook_launcher.worker import inspection
 
@@ -167,7 +168,7 @@ def test_intel_gpus():
 def test_this_machine():
     rows = {row.kind: row for row in inspection.devices()}
     assert list(rows) == ["cuda", "mps", "xpu", "cpu"]
-    assert rows["cpu"].num_devices == inspection._num_cores()
+    assert rows["cpu"].num_devices == num_cores()
     assert rows["cpu"].precisions["bf16"] == ""
     assert rows["cpu"].precisions["fp16"]
     assert all(row.num_devices or row.reason for row in rows.values())

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import socket
+import sys
 from pathlib import Path
 
 import pytest
@@ -23,20 +25,30 @@ class Child:
 
     def __init__(self):
         ours, theirs = socket.socketpair()
-        self._stderr, stderr = os.pipe()
+        self.stderr, stderr = os.pipe()
+        kernels_end, self._lifeline = os.pipe()
         self.pid = os.fork()
         if self.pid == 0:
             ours.close()
-            main(theirs.detach(), os.open(os.devnull, os.O_WRONLY), stderr)
+            os.close(self._lifeline)
+            main(theirs.detach(), os.open(os.devnull, os.O_WRONLY), stderr, kernels_end)
         theirs.close()
         os.close(stderr)
+        os.close(kernels_end)
         self.channel = SocketChannel(ours)
+
+    def cut_lifeline(self):
+        """As the system does when the kernel has died."""
+        if self._lifeline >= 0:
+            os.close(self._lifeline)
+            self._lifeline = -1
 
     def end(self):
         """(exit code, standard error) once it has ended."""
-        with os.fdopen(self._stderr, "rb") as stream:
+        with os.fdopen(self.stderr, "rb") as stream:
             text = stream.read().decode()
         self.channel.close()
+        self.cut_lifeline()
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1]), text
 
 
@@ -44,6 +56,16 @@ def test_a_worker_that_is_not_needed_leaves_without_a_word():
     child = Child()
     child.channel.close()
     assert child.end() == (0, "")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the system can't choose the signal")
+def test_a_worker_in_native_code_that_lets_no_thread_run_ends_with_its_kernel(monkeypatch):
+    native = ctypes.PyDLL(None)
+    monkeypatch.setattr(mains, "_obey", lambda _: native.sleep(600 + 0 * os.write(2, b"up")))
+    child = Child()
+    assert os.read(child.stderr, 2) == b"up"
+    child.cut_lifeline()
+    assert child.end() == (-signal.SIGKILL, "")
 
 
 def test_a_command_that_is_none_is_reported_as_a_failure():
@@ -62,6 +84,16 @@ def test_a_probe_is_answered_with_the_environment_that_was_given(monkeypatch):
     child = Child()
     child.channel.send(events.Probe({"SEEN": "cuda"}))
     assert child.channel.receive(LIMIT_S).rows[0].kind == "cuda"
+    assert child.end() == (0, "")
+
+
+def test_a_worker_whose_command_is_on_its_way_does_not_rehearse(monkeypatch):
+    monkeypatch.setattr(mains, "_GRACE_S", LIMIT_S)
+    monkeypatch.setattr(mains, "rehearse", lambda: os._exit(9))
+    monkeypatch.setattr("notebook_launcher.worker.inspection.devices", tuple)
+    child = Child()
+    child.channel.send(events.Probe({}))
+    assert child.channel.receive(LIMIT_S).rows == ()
     assert child.end() == (0, "")
 
 

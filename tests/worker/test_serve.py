@@ -10,7 +10,7 @@ import threading
 
 import psutil
 import pytest
-from real_rank import LIMIT_S, RealRank, exit_code, read
+from real_rank import LIMIT_S, RealRank, exit_code, pid_of, read
 
 from notebook_launcher.core import events, pickling
 from notebook_launcher.core.channel import MemoryChannel
@@ -51,6 +51,27 @@ def test_a_rank_waits_to_be_let_go(start):
     assert not rank.worker.read_status()
     assert psutil.Process(rank.worker.pid).is_running()
     assert rank.leave() == 0
+
+
+def test_a_rank_that_leaves_does_what_an_interpreters_end_would(start, tmp_path):
+    rank = start(f"""
+import atexit, builtins, io
+class Broken(io.StringIO):
+    def flush(self): raise LookupError
+class Proxy:
+    __class__ = property(lambda self: 1 / 0)
+builtins.kept = open({str(tmp_path / "file")!r}, "w"), Broken(), Proxy()
+kept[0].write("not flushed")
+atexit.register(print, "registered first")
+atexit.register(lambda: 1 / 0)
+""")
+    rank.result()
+    assert (tmp_path / "file").read_text() == ""
+    rank.send(events.Leave())
+    assert rank.read(until=None) == "registered first\n"
+    assert "ZeroDivisionError" in rank.read("stderr", until=None)
+    assert exit_code(rank.worker) == 0
+    assert (tmp_path / "file").read_text() == "not flushed"
 
 
 def test_an_exception_is_reported(start):
@@ -108,7 +129,8 @@ SLEEP = "import time\nprint('up')\ntime.sleep(600)"
 
 
 def interrupt(rank):
-    rank.worker.read_status()
+    assert pid_of(rank.worker)
+    rank.send(events.Interrupting())
     rank.worker.signal(signal.SIGINT)
 
 
@@ -250,3 +272,52 @@ def test_a_process_that_the_function_forks_does_not_speak_for_the_rank(ending):
 
     run = launch(function, num_processes=1, device="cpu")
     assert run.result == ("parent", int(ending == "raise"))
+
+
+@pytest.mark.parametrize(("last", "kind", "failed"), [("1", "Finished", False), ("1 / 0", "Failed", True)])
+def test_what_the_function_owes_is_done_before_its_end_is_told(start, last, kind, failed):
+    rank = start(f"from notebook_launcher.core import endings\nendings.register(print)\n{last}")
+    rank.until((events.Finished, events.Failed))
+    assert type(rank.events[-1]).__name__ == kind
+    assert rank.read() == f"{failed}\n"
+
+
+def test_what_is_owed_and_fails_costs_no_result(start):
+    rank = start("from notebook_launcher.core import endings\nendings.register(lambda failed: 1 / 0)\n7")
+    assert rank.result() == 7
+    assert "ZeroDivisionError" in rank.read("stderr")
+
+
+def test_a_failure_is_told_though_what_is_owed_takes_for_ever(start):
+    rank = start(
+        "import time\nfrom notebook_launcher.core import endings\nfrom notebook_launcher.worker import serve\n"
+        "serve._CLOSING_S = 0.05\nendings.register(lambda failed: time.sleep(1000))\n1 / 0"
+    )
+    assert rank.until(events.Failed).type_name == "ZeroDivisionError"
+
+
+def test_what_is_owed_by_a_function_that_hears_no_interrupt_is_done_in_its_stead(start):
+    rank = start(
+        "import time\nfrom notebook_launcher.core import endings\nendings.register(print)\n"
+        "import signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])\nprint('up')\ntime.sleep(1000)"
+    )
+    assert rank.read() == "up\n"
+    rank.send(events.Interrupting())
+    assert rank.read() == "True\n"
+
+
+def test_a_function_that_hears_the_interrupt_does_itself_what_it_owes(start):
+    rank = start(
+        "import time\nfrom notebook_launcher.core import endings\nendings.register(print)\n"
+        "try:\n    print('up')\n    time.sleep(99)\nexcept KeyboardInterrupt:\n    time.sleep(0.5)\n    print('saved')"
+    )
+    assert rank.read() == "up\n"
+    interrupt(rank)
+    assert rank.read(until=b"e\n") == "saved\nFalse\n"
+
+
+def test_an_interrupt_that_was_not_seen_before_a_wait_is_given_again(start):
+    rank = start(SLEEP)
+    rank.read()
+    rank.send(events.Interrupting())  # and no signal
+    assert rank.until(events.Failed).type_name == "KeyboardInterrupt"

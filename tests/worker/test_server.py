@@ -30,7 +30,10 @@ def server(channels):
     wake = socket.socketpair()
     for end in wake:
         end.settimeout(0)
-    yield servers._Server(channels[1], wake)
+    lifeline, kernels_end = os.pipe()
+    yield servers._Server(channels[1], wake, lifeline)
+    for number in (lifeline, kernels_end):
+        os.close(number)
     for end in wake:
         end.close()
 
@@ -105,9 +108,7 @@ def test_killing_all_ends_workers_that_lead_no_group_yet(channels, server, monke
     del request
     server.serve_one()
     server.kill_all()
-    (pid,) = server._status
-    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-    server._reap()
+    assert server._status == {}
     assert worker.read_status()
     assert worker.exit_code == -9
     worker.close()

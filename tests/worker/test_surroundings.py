@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import types
+import weakref
 from pathlib import Path
 
 import pytest
@@ -97,7 +98,7 @@ def test_only_differences_are_written(monkeypatch):
     written = []
     monkeypatch.setattr(type(os.environ), "update", lambda _, changes: written.append(changes))
     monkeypatch.setattr(surroundings, "snapshot", lambda: {"SAME": "1", "OTHER": "1"})
-    surroundings.restore_environment({"SAME": "1", "OTHER": "2", "NEW": "3"})
+    surroundings.set_environment({"SAME": "1", "OTHER": "2", "NEW": "3"})
     assert written == [{"OTHER": "2", "NEW": "3"}]
 
 
@@ -162,11 +163,18 @@ def test_figures_that_were_left_open_are_shown(monkeypatch):
 
 
 def test_process_groups_are_left_where_there_are_any(monkeypatch):
+    class Model:
+        """In a reference cycle, as a wrapped one is, and so are the connections that it holds."""
+
+    model = Model()
+    model.itself, gone = model, weakref.ref(model)
+    del model
     left = []
     fake = types.SimpleNamespace(
         is_available=lambda: True, is_initialized=lambda: not left, destroy_process_group=lambda: left.append(True)
     )
     monkeypatch.setitem(sys.modules, "torch.distributed", fake)
     surroundings.leave_process_groups()
+    assert gone() is None
     surroundings.leave_process_groups()
     assert left == [True]

@@ -23,6 +23,7 @@ class Worker(Protocol):
     streams: dict[str, int]  # "stdout", "stderr" -> descriptor to read, for engines whose workers write to pipes
     status: int  # descriptor to read pid and exit code from, as core.forking.STATUS lays them out
     orphaned: bool  # whoever reaps it has died: its end shows by its channel's only
+    missed: bool  # it was gone before it had taken its command
 
     @property
     def pid(self) -> int | None:
@@ -42,6 +43,12 @@ class Worker(Protocol):
     def read_status(self) -> bool:
         """Read what ``status`` has, without waiting; True when nothing more will come."""
 
+    def see_to(self, *, hung_up: bool) -> None:
+        """Called a few times a second: see to it that what ``status`` is to say next does come.
+
+        ``hung_up``: whether its channel has ended.
+        """
+
     def signal(self, number: int) -> None:
         """Send a signal to the worker, and with SIGKILL to all that it started; harmless once it has ended."""
 
@@ -51,6 +58,9 @@ class Worker(Protocol):
 
 class Engine(Protocol):
     """Starts one worker a command, in rank order, each with its ``Run`` command already under way."""
+
+    def prepare(self, num_workers: int, config: LaunchConfig) -> None:
+        """So many commands are about to come: begin with what needs none of them. Returns at once, raises nothing."""
 
     def start(self, commands: Sequence[Run], config: LaunchConfig) -> list[Worker]:
         """Return at once; a worker that can't start ends by its status. Raises ``EngineError``."""

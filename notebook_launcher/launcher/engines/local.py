@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from notebook_launcher.core.errors import ChannelClosedError, EngineError
 from notebook_launcher.core.forking import STATUS, Fork
+from notebook_launcher.core.lifeline import Lifeline
 from notebook_launcher.launcher import warm
 from notebook_launcher.launcher.forkserver import LocalWorker, worker_lines
 
@@ -27,6 +28,11 @@ if TYPE_CHECKING:
 class LocalEngine:
     """Workers on this machine."""
 
+    def prepare(self, num_workers: int, config: LaunchConfig) -> None:
+        """Have the workers forked that do not stand by yet, while their commands are being put together."""
+        if config.start_method == "forkserver":
+            warm.prepare(num_workers, config.preload)
+
     def start(self, commands: Sequence[Run], config: LaunchConfig) -> list[LocalWorker]:
         """Start one worker a command and send it; returns at once. Raises ``EngineError``."""
         if sys.platform == "win32":
@@ -37,8 +43,10 @@ class LocalEngine:
             fresh = config.start_method == "spawn"
             workers = warm.take(len(commands), fresh=fresh, preload=config.preload)
         for worker, command in zip(workers, commands, strict=True):
-            with contextlib.suppress(ChannelClosedError):  # it has died: its status says so to the supervisor
+            try:
                 worker.channel.send(command)
+            except ChannelClosedError:
+                worker.missed = True  # it has died: its status says so to the supervisor
         return workers
 
     def stand_by(self, num_workers: int, config: LaunchConfig) -> None:
@@ -51,6 +59,7 @@ def _fork_kernel() -> LocalWorker:
     """Fork the kernel itself. What it has used (OpenMP threads, a CUDA context) is broken in the child."""
     worker, request = worker_lines()
     try:
+        worker.lifeline = Lifeline()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of threads: whoever asks for "fork" was told
             pid = os.fork()
@@ -58,7 +67,8 @@ def _fork_kernel() -> LocalWorker:
         worker.close()
         raise EngineError(f"the kernel can't be forked: {error}") from error
     if pid == 0:
-        _become_worker(request)
+        _become_worker(request, worker.lifeline.reader)
+    worker.lifeline.hand_over()
     status = request.status.detach()
     os.write(status, STATUS.pack(pid))
     threading.Thread(target=_reap, args=(pid, status), name="notebook-launcher-reaper", daemon=True).start()
@@ -78,9 +88,9 @@ def _reap(pid: int, status: int) -> None:
         os.close(status)
 
 
-def _become_worker(request: Fork) -> NoReturn:
+def _become_worker(request: Fork, kernels_end: int) -> NoReturn:
     try:
-        kept = [item.detach() for item in (request.channel, request.stdout, request.stderr)]
+        kept = [*(item.detach() for item in (request.channel, request.stdout, request.stderr)), kernels_end]
         request.status.detach()
         _close_all_but({0, 1, 2, *kept})  # the kernel's sockets above all: a restart would find its ports taken
         # By name: the launcher does not know the worker's room; this process is about to move there.

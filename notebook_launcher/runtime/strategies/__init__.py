@@ -11,13 +11,16 @@ from notebook_launcher.core.errors import ConfigError
 from notebook_launcher.core.strategies import STRATEGIES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from contextlib import AbstractContextManager
+    from pathlib import Path
 
     import torch
     from torch import nn
 
+    from notebook_launcher.runtime.plugins import Keywords
     from notebook_launcher.runtime.process import Process
+    from notebook_launcher.runtime.storage import Draft
 
 __all__ = ["STRATEGIES", "Strategy", "create"]
 
@@ -26,6 +29,8 @@ class Strategy(Protocol):
     """What the accelerator asks of a way to spread a model."""
 
     name: str
+    layout: str  # of what ``save`` writes: strategies of one layout can load each other's
+    pairs_optimizers: bool  # an optimizer must be prepared together with the model that it trains
 
     def wrap(self, model: nn.Module) -> nn.Module:
         """The model to train, on this process's device; ``models.unwrap`` leads back to ``model``."""
@@ -35,6 +40,12 @@ class Strategy(Protocol):
 
         It can be entered again and again.
         """
+
+    def sync_in_backward(self, model: nn.Module) -> AbstractContextManager[Any] | None:
+        """A context whose backward exchanges ``model``'s gradients, though its forward ran under ``no_sync``."""
+
+    def join(self, models: Sequence[nn.Module]) -> AbstractContextManager[Any] | None:
+        """A context in which ranks may train ``models`` on fewer batches than others; None where each needs as many."""
 
     def backward(self, loss: torch.Tensor, **options: Any) -> None:
         """Add the gradients of ``loss``, averaged over the ranks unless under ``no_sync``."""
@@ -48,9 +59,34 @@ class Strategy(Protocol):
     def full_state(self, model: nn.Module) -> dict[str, Any]:
         """The whole of ``model``'s state, under the names of the module that was given to ``prepare``."""
 
+    def save(
+        self,
+        draft: Draft,
+        models: Mapping[str, nn.Module],
+        optimizers: Mapping[str, torch.optim.Optimizer],
+        *,
+        safe: bool,
+    ) -> None:
+        """Write the states under their names; ``safe``: models without pickle. Every rank calls it, writing or not."""
 
-def create(name: str | None, process: Process) -> Strategy:
+    def load(
+        self,
+        folder: Path,
+        models: Mapping[str, nn.Module],
+        optimizers: Mapping[str, torch.optim.Optimizer],
+        *,
+        strict: bool,
+    ) -> Callable[[], None]:
+        """Read and check what ``save`` wrote; the function returned takes it up.
+
+        Raises ``CheckpointError`` for what doesn't fit, with nothing changed; not ``strict``: parts may be missing.
+        """
+
+
+def create(name: str | None, process: Process, keywords: Keywords) -> Strategy:
     """The strategy ``name`` for this process; None chooses: one process needs none, several train data-parallel.
+
+    ``keywords`` are what it may hand on to torch.
 
     Raises ``ConfigError`` for a name that isn't known, or that doesn't go with the number of processes.
     """
@@ -62,5 +98,5 @@ def create(name: str | None, process: Process) -> Strategy:
             "model of its own. Use strategy='ddp', or leave it out, to train one model on all of them; or launch with "
             "num_processes=1."
         )
-    strategy: Strategy = STRATEGIES.load(name or "ddp")(process)
+    strategy: Strategy = STRATEGIES.load(name or "ddp")(process, keywords)
     return strategy

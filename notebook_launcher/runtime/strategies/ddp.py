@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any, final
 
+from torch.distributed.algorithms.join import Join, Joinable
 from torch.nn.parallel import DistributedDataParallel
 
+from notebook_launcher.core.errors import ConfigError
 from notebook_launcher.runtime import models
+from notebook_launcher.runtime.plugins import DistributedDataParallelKwargs, changed
 from notebook_launcher.runtime.strategies import single
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Sequence
 
     from torch import nn
 
+    from notebook_launcher.runtime.plugins import Keywords
     from notebook_launcher.runtime.process import Process
 
 
@@ -68,19 +73,54 @@ class _NoSync:
         self._model.require_backward_grad_sync = self._before.pop()
 
 
+@contextlib.contextmanager
+def _syncing(model: DistributedDataParallel) -> Iterator[None]:
+    if model.find_unused_parameters:
+        raise ConfigError(
+            "trigger_sync_in_backward can't be used with find_unused_parameters=True: DDP looks for the unused ones "
+            "in a forward that exchanges gradients; let the last forward run outside no_sync"
+        )
+    before, model.require_backward_grad_sync = model.require_backward_grad_sync, True
+    model.reducer.prepare_for_backward([])  # as a forward does that is not under no_sync
+    try:
+        yield
+    finally:
+        model.require_backward_grad_sync = before
+
+
+def _compress(model: DistributedDataParallel, hook: str, wrapper: str, options: dict[str, Any]) -> None:
+    """Have ``model`` exchange its gradients through torch's hook of that name, inside that wrapper."""
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+
+    power = {"power_sgd": powerSGD_hook.powerSGD_hook, "batched_power_sgd": powerSGD_hook.batched_powerSGD_hook}
+    plain = {"no": default_hooks.allreduce_hook, "fp16": default_hooks.fp16_compress_hook}
+    chosen: Any = (power | plain | {"bf16": default_hooks.bf16_compress_hook})[hook]
+    if wrapper != "no":
+        wrap = {"fp16": default_hooks.fp16_compress_wrapper, "bf16": default_hooks.bf16_compress_wrapper}[wrapper]
+        chosen = wrap(chosen)
+    model.register_comm_hook(
+        powerSGD_hook.PowerSGDState(model.process_group, **options) if hook in power else None, chosen
+    )
+
+
 @final
 class DistributedData:
     """Torch's DDP."""
 
     name = "ddp"
+    layout = single.Single.layout
+    pairs_optimizers = False
     backward = staticmethod(single.backward)
     clip = staticmethod(single.clip)
     step = staticmethod(single.step)
     full_state = staticmethod(single.full_state)
+    save = staticmethod(single.save)
+    load = staticmethod(single.load)
 
-    def __init__(self, process: Process) -> None:
+    def __init__(self, process: Process, keywords: Keywords) -> None:
         """Train on the process's device, in the default process group."""
         self._device = process.device
+        self._options = changed(keywords[DistributedDataParallelKwargs])
 
     def wrap(self, model: nn.Module) -> nn.Module:
         """The model behind DDP; one without anything to train, or already behind it, as it is."""
@@ -89,9 +129,25 @@ class DistributedData:
         if not any(parameter.requires_grad for parameter in model.parameters()):
             return model
         device_ids = None if self._device.index is None else [self._device.index]
-        return DistributedModel(model, device_ids=device_ids)
+        options = dict(self._options)
+        hook, wrapper = options.pop("comm_hook", "no"), options.pop("comm_wrapper", "no")
+        state_options = options.pop("comm_state_option", {})
+        wrapped = DistributedModel(model, device_ids=device_ids, **options)
+        if (hook, wrapper) != ("no", "no"):
+            _compress(wrapped, hook, wrapper, state_options)
+        return wrapped
 
     def no_sync(self, model: nn.Module) -> _NoSync | None:
         """A context without gradient exchange; None for a model that DDP does not hold."""
         inner = models.compiled_from(model)
         return _NoSync(inner) if isinstance(inner, DistributedDataParallel) else None
+
+    def sync_in_backward(self, model: nn.Module) -> contextlib.AbstractContextManager[Any] | None:
+        """DDP's exchange, for one backward; None for a model that DDP does not hold."""
+        inner = models.compiled_from(model)
+        return _syncing(inner) if isinstance(inner, DistributedDataParallel) else None
+
+    def join(self, models_: Sequence[nn.Module]) -> contextlib.AbstractContextManager[Any] | None:
+        """Torch's ``Join`` over those that DDP holds."""
+        held: list[Joinable] = [one for one in map(models.compiled_from, models_) if isinstance(one, Joinable)]
+        return Join(held) if held else None

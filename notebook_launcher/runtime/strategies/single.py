@@ -6,19 +6,20 @@ from typing import TYPE_CHECKING, Any, final
 
 import torch
 
-from notebook_launcher.runtime import models
+from notebook_launcher.core.errors import CheckpointError
+from notebook_launcher.runtime import models, storage, weights
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from pathlib import Path
 
     from torch import nn
 
+    from notebook_launcher.runtime.plugins import Keywords
     from notebook_launcher.runtime.process import Process
 
 
-def backward(loss: torch.Tensor, **options: Any) -> None:
-    """``loss.backward``."""
-    loss.backward(**options)  # type: ignore[no-untyped-call]
+backward = torch.Tensor.backward
 
 
 def clip(parameters: Iterable[torch.Tensor], max_norm: float, norm_type: float) -> torch.Tensor:
@@ -36,17 +37,65 @@ def full_state(model: nn.Module) -> dict[str, Any]:
     return models.unwrap(model, keep_torch_compile=False).state_dict()
 
 
+def save(
+    draft: storage.Draft,
+    models_: Mapping[str, nn.Module],
+    optimizers: Mapping[str, torch.optim.Optimizer],
+    *,
+    safe: bool,
+) -> None:
+    """States that every rank has in full: those that write do."""
+    if draft.writes:
+        for name, model in models_.items():
+            weights.save(draft, name, full_state(model), safe=safe)
+        for name, optimizer in optimizers.items():
+            draft.objects(f"{name}.bin", optimizer.state_dict())
+
+
+def load(
+    folder: Path,
+    models_: Mapping[str, nn.Module],
+    optimizers: Mapping[str, torch.optim.Optimizer],
+    *,
+    strict: bool,
+) -> Callable[[], None]:
+    """What ``save`` wrote; every rank reads all of it."""
+    modules = {name: models.unwrap(model, keep_torch_compile=False) for name, model in models_.items()}
+    states = {name: weights.fitting(folder, name, module, strict=strict) for name, module in modules.items()}
+    of_optimizers = {name: storage.read(folder / f"{name}.bin") for name in optimizers}
+    for name, optimizer in optimizers.items():
+        saved = [len(group["params"]) for group in of_optimizers[name]["param_groups"]]
+        own = [len(group["params"]) for group in optimizer.param_groups]
+        if saved != own:
+            raise CheckpointError(
+                f"{folder / name}.bin doesn't fit the optimizer, a {type(optimizer).__name__}: its groups have {saved} "
+                f"parameters there, and {own} here"
+            )
+
+    def take_up() -> None:
+        for name, module in modules.items():
+            module.load_state_dict(states[name], strict=strict)
+        for name, optimizer in optimizers.items():
+            optimizer.load_state_dict(of_optimizers[name])
+
+    return take_up
+
+
 @final
 class Single:
     """One process, nothing to spread."""
 
     name = "single"
+    layout = "whole"
+    pairs_optimizers = False
     backward = staticmethod(backward)
     clip = staticmethod(clip)
     step = staticmethod(step)
     full_state = staticmethod(full_state)
+    save = staticmethod(save)
+    load = staticmethod(load)
 
-    def __init__(self, process: Process) -> None:
+    def __init__(self, process: Process, keywords: Keywords) -> None:
         """Train on the process's device."""
 
     def wrap(self, model: nn.Module) -> nn.Module:
@@ -55,3 +104,8 @@ class Single:
 
     def no_sync(self, model: nn.Module) -> None:
         """None: there is nobody to sync with."""
+
+    sync_in_backward = no_sync
+
+    def join(self, models: Sequence[nn.Module]) -> None:
+        """None: there is nobody to wait for."""

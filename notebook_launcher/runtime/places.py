@@ -1,0 +1,174 @@
+"""How far a loader has come, so that after ``load_state`` its next pass is the rest of the one that was interrupted.
+
+The rest is exact: the pass begins with the random numbers that the interrupted one began with, the batches that were
+handed out are read again and dropped, and then the random numbers are again those of the moment of saving.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import copy
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from notebook_launcher.runtime import randomness
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    import torch
+
+    from notebook_launcher.runtime.accumulation import Iteration
+    from notebook_launcher.runtime.sampling import Epochs
+
+State = dict[str, Any]
+
+
+class Beginning(NamedTuple):
+    """How a pass begins."""
+
+    start: int  # number of the first batch to hand out
+    is_exact: bool  # those before it are read and dropped, not passed over
+    is_there: bool  # the data set itself has been brought there
+    is_at_end: bool  # and has nothing left
+
+
+class Place:
+    """One loader's. ``pending`` is what the next pass goes on from, None where it begins an epoch."""
+
+    def __init__(
+        self, epochs: Epochs, dataset: Any, generators: Iterable[torch.Generator | None], *, in_process: bool
+    ) -> None:
+        """``generators`` are those that samplers and loader draw from.
+
+        ``in_process``: batches of data are followed, as they are read in this process. A ``dataset`` with a state of
+        its own then goes on from there; what was handed out is not read again.
+        """
+        self.pending: State | None = None
+        self._epochs = epochs
+        self._dataset = dataset if hasattr(dataset, "state_dict") and hasattr(dataset, "load_state_dict") else None
+        self._generators = [generator for generator in generators if generator is not None]
+        self._is_own = in_process and self._dataset is not None
+        self._beginning: State = {}  # of the latest pass
+        self._reading: _Reading | None = None
+        self._ahead: tuple[int, list[Any]] = (0, [])
+
+    def state(self, latest: Iteration | None, num_parts: int) -> State:
+        """For ``load``. ``latest`` is the loader's latest pass; a step takes ``num_parts`` of the data's batches."""
+        if latest is None or not latest.is_open:
+            return self.pending or self._now()
+        place = {
+            "batches": latest.index,
+            "num_parts": num_parts,
+            "is_own": self._is_own,
+            "ahead": [],
+            "is_last": latest.is_last,
+        }
+        read = self._reading.state(latest.index * num_parts) if self._reading is not None else {}
+        return self._now() | place | {"beginning": self._beginning} | read
+
+    def fits(self, state: State) -> bool:
+        """Whether ``state`` is that of a loader with as many generators."""
+        return len(state["generators"]) == len(self._generators)
+
+    def load(self, state: State, num_parts: int, *, is_exact: bool = True) -> None:
+        """Go on from ``state``; not ``is_exact`` where it is that of a run of another number of processes."""
+        self._set(state, dataset="beginning" not in state)
+        self.pending = None
+        if "beginning" in state:
+            num_batches = state["batches"] * state["num_parts"] // num_parts
+            self.pending = state | {"batches": num_batches, "num_parts": num_parts, "is_exact": is_exact}
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make ``epoch`` the next one; one that is not the interrupted one begins at its beginning."""
+        if self.pending is not None and self.pending["beginning"]["epoch"] != epoch:
+            self.pending = None
+        self._epochs.set_epoch(epoch)
+
+    @contextlib.contextmanager
+    def beginning(self, skip: int | None, num_parts: int) -> Iterator[Beginning]:
+        """A context in which a pass begins as the interrupted one did: at ``skip``, or where that was if it is None."""
+        pending, self.pending = self.pending, None
+        now = {} if pending is None else randomness.snapshot()  # numpy's takes its time
+        was_set = self._epochs.was_set
+        start, is_there = skip or 0, False
+        self._reading, self._ahead = None, (0, [])
+        if pending is not None:
+            self._set(pending["beginning"], dataset=True)
+            randomness.restore(pending["beginning"]["random"])
+            start = pending["batches"] if skip is None else skip
+            if pending["is_exact"] and start == pending["batches"]:
+                is_there = self._is_own and pending["is_own"]
+                self._ahead = start * num_parts, pending["ahead"]
+        self._beginning = self._now() | {"random": randomness.snapshot()}
+        if is_there and pending is not None and self._dataset is not None:
+            self._dataset.load_state_dict(pending["dataset"])
+        is_exact = pending is not None and pending["is_exact"] and skip is None
+        yield Beginning(start, is_exact, is_there, pending is not None and is_there and pending["is_last"])
+        if pending is not None:
+            randomness.restore(now)
+            self._set(self._epochs.state() | {"generators": pending["generators"]}, dataset=False)
+            self._epochs.was_set |= was_set
+
+    def follow(self, batches: Iterator[Any], num_before: int, num_parts: int) -> Iterator[Any]:
+        """``batches`` of data, the first of which has the number ``num_before``, read in this process."""
+        self._reading = _Reading(batches, self._dataset, num_before, num_parts, self._ahead)
+        return self._reading
+
+    def _now(self) -> State:
+        generators = [generator.get_state() for generator in self._generators]
+        return self._epochs.state() | {"generators": generators, "dataset": _state_of(self._dataset)}
+
+    def _set(self, state: State, *, dataset: bool) -> None:
+        self._epochs.load(state)
+        for generator, saved in zip(self._generators, state["generators"], strict=True):
+            generator.set_state(saved)
+        if dataset and self._dataset is not None and state["dataset"] is not None:
+            self._dataset.load_state_dict(state["dataset"])
+
+
+class _Reading:
+    """Batches of data, some of them read ahead: from which random numbers, and where the data set was after each."""
+
+    def __init__(
+        self, batches: Iterator[Any], dataset: Any, num_before: int, num_parts: int, ahead: tuple[int, list[Any]]
+    ) -> None:
+        """``ahead``: a batch's number, and the random numbers to read it and those after it from."""
+        self._batches = batches
+        self._dataset = dataset
+        self._num_read = num_before
+        self._notes: collections.deque[tuple[Any, Any]] = collections.deque(maxlen=2 * num_parts + 1)
+        self._ahead = {ahead[0] + offset: random for offset, random in enumerate(ahead[1]) if random is not None}
+        self._draws: bool | None = None  # whether reading draws random numbers, as the first batch shows
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        random = self._ahead.pop(self._num_read, None)
+        outside = randomness.snapshot() if random is not None else None
+        if random is not None:
+            randomness.restore(random)
+        before = randomness.snapshot() if self._draws is not False else None
+        try:
+            batch = next(self._batches)
+            if self._draws is None:
+                self._draws = randomness.have_moved(before or {})
+        finally:
+            if outside is not None:
+                randomness.restore(outside)
+        self._num_read += 1
+        self._notes.append((before if self._draws else None, _state_of(self._dataset)))
+        return batch
+
+    def state(self, num_handed_out: int) -> State:
+        """The data set after the batches that were handed out, and what those read ahead were read from."""
+        num_ahead = max(0, self._num_read - num_handed_out)
+        notes = list(self._notes)
+        behind = notes[: len(notes) - num_ahead]
+        state = {"ahead": [before for before, _ in notes[len(behind) :]]}
+        return state | {"dataset": behind[-1][1]} if behind else state
+
+
+def _state_of(dataset: Any) -> Any:
+    return None if dataset is None else copy.deepcopy(dataset.state_dict())

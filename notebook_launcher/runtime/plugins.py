@@ -1,0 +1,207 @@
+"""What ``Accelerator`` takes as objects: Accelerate's configurations, plugins and keyword holders, by its names.
+
+Plain data: what each does is said where it is used. Torch is not loaded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import enum
+import pathlib
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from notebook_launcher.core.errors import ConfigError
+from notebook_launcher.core.registry import unknown_name
+
+if TYPE_CHECKING:
+    import datetime as dt
+    import os
+    from collections.abc import Callable, Iterable, Iterator
+
+    from torch.profiler import profile
+
+_T = TypeVar("_T")
+
+
+@dataclasses.dataclass
+class DataLoaderConfiguration:
+    """How loaders are shared among the processes, and in which order they are read."""
+
+    split_batches: bool = False  # a loader's batch is that of all processes together
+    dispatch_batches: bool | None = None  # rank 0 reads and sends; None: data that can only be read in order
+    even_batches: bool = True  # every process gets as many batches, filled with samples from the start
+    use_seedable_sampler: bool = False  # the order depends on the seed alone, not on what was drawn before
+    data_seed: int | None = None  # of the order; None: torch's
+    non_blocking: bool = False  # batches move to the device without waiting
+    use_stateful_dataloader: bool = False  # makes no difference: every prepared loader knows its place
+
+
+@dataclasses.dataclass
+class GradientAccumulationPlugin:
+    """How micro-batches form groups."""
+
+    num_steps: int | None = None  # micro-batches in a group; None: what the launch chose
+    adjust_scheduler: bool = True  # makes no difference: schedulers step when the optimizer does
+    sync_with_dataloader: bool = True  # a group ends with the data
+    sync_each_batch: bool = False  # exchange gradients in every micro-batch: same result, slower, less memory
+
+
+@dataclasses.dataclass
+class ProjectConfiguration:
+    """Where a project's files go, and how its checkpoints are named and kept."""
+
+    project_dir: str | os.PathLike[str] | None = None
+    logging_dir: str | os.PathLike[str] | None = None  # None: project_dir
+    automatic_checkpoint_naming: bool = False
+    total_limit: int | None = None  # checkpoints to keep; None: all
+    iteration: int = 0  # number of the next checkpoint
+    save_on_each_node: bool = False  # each machine keeps the files, not the first alone
+
+    def __post_init__(self) -> None:
+        """Logs go where the project is. Raise ``ConfigError`` for a limit that leaves no checkpoint."""
+        if self.total_limit is not None and self.total_limit < 1:
+            raise ConfigError(f"total_limit={self.total_limit} leaves no checkpoint; give 1 or more, or None for all")
+        self.set_directories(self.project_dir)
+
+    def set_directories(self, project_dir: str | os.PathLike[str] | None = None) -> None:
+        """Make ``project_dir`` the project's folder, and that of its logs unless they have one."""
+        self.project_dir = project_dir
+        if self.logging_dir is None:
+            self.logging_dir = project_dir
+
+
+class DDPCommunicationHookType(enum.StrEnum):
+    """What DDP does to gradients on their way: torch's hooks by name."""
+
+    NO = "no"
+    FP16 = "fp16"
+    BF16 = "bf16"
+    POWER_SGD = "power_sgd"
+    BATCHED_POWER_SGD = "batched_power_sgd"
+
+
+@dataclasses.dataclass
+class DistributedDataParallelKwargs:
+    """Arguments of ``torch.nn.parallel.DistributedDataParallel``, and the hook that exchanges gradients."""
+
+    dim: int = 0
+    broadcast_buffers: bool = True
+    bucket_cap_mb: int = 25
+    find_unused_parameters: bool = False
+    check_reduction: bool = False
+    gradient_as_bucket_view: bool = False
+    static_graph: bool = False
+    comm_hook: DDPCommunicationHookType | str = DDPCommunicationHookType.NO
+    comm_wrapper: DDPCommunicationHookType | str = DDPCommunicationHookType.NO  # compresses what the hook sends
+    comm_state_option: dict[str, Any] = dataclasses.field(default_factory=dict)  # arguments of PowerSGDState
+
+    def __post_init__(self) -> None:
+        """Raise ``ConfigError`` for a hook that isn't known, or that can't wrap another."""
+        self.comm_hook = _named("comm_hook", self.comm_hook, list(DDPCommunicationHookType))
+        self.comm_wrapper = _named("comm_wrapper", self.comm_wrapper, list(DDPCommunicationHookType)[:3])
+
+
+@dataclasses.dataclass
+class GradScalerKwargs:
+    """Arguments of ``torch.amp.GradScaler``, for fp16. ``enabled`` False: losses are not scaled."""
+
+    init_scale: float = 65536.0
+    growth_factor: float = 2.0
+    backoff_factor: float = 0.5
+    growth_interval: int = 2000
+    enabled: bool = True
+
+
+@dataclasses.dataclass
+class InitProcessGroupKwargs:
+    """Arguments of ``torch.distributed.init_process_group``; None leaves each to the device and the launch."""
+
+    backend: str | None = None
+    init_method: str | None = None
+    timeout: dt.timedelta | None = None
+
+
+@dataclasses.dataclass
+class AutocastKwargs:
+    """Arguments of ``torch.autocast``; ``cache_enabled`` None is torch's own choice."""
+
+    enabled: bool = True
+    cache_enabled: bool | None = None
+
+
+@dataclasses.dataclass
+class ProfileKwargs:
+    """Arguments of ``torch.profiler.profile``, and where each rank writes its trace, ``profile_<rank>.json``."""
+
+    activities: list[str] | None = None  # "cpu", "cuda", "xpu" ...; None: all there are
+    schedule_option: dict[str, int] | None = None  # arguments of torch.profiler.schedule
+    on_trace_ready: Callable[..., Any] | None = None
+    record_shapes: bool = False
+    profile_memory: bool = False
+    with_stack: bool = False
+    with_flops: bool = False
+    with_modules: bool = False
+    output_trace_dir: str | os.PathLike[str] | None = None
+
+    def build(self) -> profile:
+        """Torch's profiler with these arguments; raises ``ConfigError`` for an activity that isn't known."""
+        from torch import profiler
+
+        arguments = {name: value for name, value in vars(self).items() if name not in _NOT_TORCHS}
+        if self.schedule_option:
+            arguments["schedule"] = profiler.schedule(**self.schedule_option)
+        if self.activities is not None:
+            known = {name.lower(): activity for name, activity in profiler.ProfilerActivity.__members__.items()}
+            arguments["activities"] = [known[_named("activity", name, known)] for name in self.activities]
+        return profiler.profile(**arguments)
+
+
+@contextlib.contextmanager
+def profiling(options: ProfileKwargs, rank: int) -> Iterator[profile]:
+    """A context that profiles, and writes ``rank``'s trace if nothing went wrong inside."""
+    with options.build() as profiler:
+        yield profiler
+    if options.output_trace_dir is not None:
+        folder = pathlib.Path(options.output_trace_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        profiler.export_chrome_trace(str(folder / f"profile_{rank}.json"))
+
+
+_NOT_TORCHS = ("activities", "schedule_option", "output_trace_dir")
+_KINDS = (DistributedDataParallelKwargs, GradScalerKwargs, InitProcessGroupKwargs, AutocastKwargs, ProfileKwargs)
+
+
+class Keywords:
+    """The ``kwargs_handlers`` that an accelerator was given, by kind; one that was left out is at its defaults."""
+
+    def __init__(self, given: Iterable[Any] | None) -> None:
+        """Raise ``ConfigError`` for one of another type, or for two of a kind."""
+        self._found: dict[type, Any] = {}
+        for one in [given] if isinstance(given, _KINDS) else given or ():
+            if type(one) not in _KINDS:
+                names = ", ".join(kind.__name__ for kind in _KINDS)
+                raise ConfigError(f"kwargs_handlers holds {one!r}, which is none of {names}")
+            other = self._found.setdefault(type(one), one)
+            if other is not one:
+                raise ConfigError(f"kwargs_handlers holds {other!r} and {one!r}, two of a kind; leave one out")
+
+    def __getitem__(self, kind: type[_T]) -> _T:
+        """The one of ``kind``."""
+        found: _T = self._found.get(kind) or kind()
+        return found
+
+
+def changed(options: Any) -> dict[str, Any]:
+    """The fields of a dataclass that are not at their defaults: torch knows its own, and drops one now and then."""
+    default = type(options)()
+    return {name: value for name, value in vars(options).items() if value != getattr(default, name)}
+
+
+def _named(argument: str, given: Any, known: Any) -> Any:
+    """The member of ``known`` that ``given`` names, in any case."""
+    name = str(getattr(given, "value", given)).lower()
+    found = next((one for one in known if one == name), None)
+    if found is None:
+        raise unknown_name(argument, given, known)
+    return found

@@ -1,0 +1,66 @@
+"""Losses that are sums, over tokens or boxes: weighted so that a group's gradient is that of the mean over them all.
+
+How many there are on all ranks is known when the group ends. Until then its losses are divided by what its first
+micro-batch held, which keeps gradients in range; at the end what was collected is brought to the right size.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from notebook_launcher.runtime.accumulation import Group
+
+if TYPE_CHECKING:
+    from notebook_launcher.runtime.accumulation import Accumulation
+
+
+def weigh(
+    loss: torch.Tensor, num_items: float | torch.Tensor | None, shared: Accumulation, num_processes: int
+) -> torch.Tensor:
+    """``loss``, a sum over ``num_items``, as its part in the mean over the items of its group on all ranks.
+
+    Raises ``ValueError`` where only some losses of a group come with their number of items.
+    """
+    window = shared.current
+    is_going_on = isinstance(window, Group) and window.is_pending and (shared.entered or not window.sync)
+    if is_going_on and (window.items is None) != (num_items is None):
+        raise ValueError(
+            "backward was given num_items for some losses of an accumulation group and not for others; give it for "
+            "each of them, or for none"
+        )
+    if num_items is None:
+        window.items = None
+        return loss / window.divisor
+    dtype = torch.promote_types(loss.dtype, torch.float32)  # a count of integers would make the quotient fp32
+    items = torch.as_tensor(num_items, device=loss.device, dtype=dtype).detach()
+    if not isinstance(window, Group):
+        if window.divisor != 1:
+            raise ValueError(
+                f"backward(loss, num_items=...) with gradient_accumulation_steps={window.divisor} must know where a "
+                "group ends: call it in `with accelerator.accumulate(model):`"
+            )
+        return loss * (num_processes / _total(items, num_processes))
+    is_first = window.items is None or not window.is_pending
+    if is_first:
+        window.items = torch.zeros_like(items)
+        window.unit = torch.ones_like(items) if shared.sync_each_batch else items.clamp(min=1)
+    window.items = window.items + items
+    if not window.sync:
+        part: torch.Tensor = loss / window.unit
+        return part
+    factor: torch.Tensor = num_processes / _total(window.items, num_processes)
+    if not is_first:
+        window.rescale(window.unit * factor)
+    window.unit = 1 / factor
+    return loss * factor
+
+
+def _total(items: torch.Tensor, num_processes: int) -> torch.Tensor:
+    """All ranks' items, at least 1."""
+    total = items.clone()
+    if num_processes > 1:
+        dist.all_reduce(total)
+    return total.clamp_(min=1)

@@ -1,0 +1,407 @@
+"""A run that was interrupted goes on bit for bit as the one that was not, wherever that was and whatever it reads."""
+
+import dataclasses
+import random
+import signal
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, Sampler
+
+from notebook_launcher import Accelerator, skip_first_batches
+from notebook_launcher.core.errors import CheckpointError
+from notebook_launcher.runtime.backends import torch_devices
+from notebook_launcher.runtime.plugins import DataLoaderConfiguration
+
+given_cpu = torch_devices.cpu
+NUM_SAMPLES = 22
+BATCH_SIZE = 4
+NUM_EPOCHS = 2
+
+
+@pytest.fixture(autouse=True)
+def _signal_handler_of_loaders():
+    before = signal.getsignal(signal.SIGCHLD)
+    yield
+    signal.signal(signal.SIGCHLD, before)  # torch sets one with the first loader that has workers
+
+
+class Augmented(Dataset):
+    """Samples that are disturbed as they are read, from all the random numbers that there are."""
+
+    def __len__(self):
+        return NUM_SAMPLES
+
+    def __getitem__(self, index):
+        noise = torch.rand(3) + random.random() + np.random.rand()  # noqa: NPY002, S311
+        return torch.full((3,), float(index)) + noise.float() * 0.1
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        info = torch.utils.data.get_worker_info()
+        mine = range(NUM_SAMPLES) if info is None else range(info.id, NUM_SAMPLES, info.num_workers)
+        return (Augmented()[index] for index in mine)
+
+
+class Stateful(IterableDataset):
+    """Goes on where its state says, and can't be read a second time."""
+
+    def __init__(self):
+        self.position = 0
+
+    def state_dict(self):
+        return {"position": self.position}
+
+    def load_state_dict(self, state):
+        self.position = state["position"]
+
+    def __iter__(self):
+        stop = (self.position // NUM_SAMPLES + 1) * NUM_SAMPLES
+        while self.position < stop:
+            self.position += 1
+            yield Augmented()[self.position - 1]
+
+
+class NumpyOrder(Sampler):
+    def __init__(self):
+        self.order = None
+
+    def __len__(self):
+        return NUM_SAMPLES
+
+    def __iter__(self):
+        yield from np.random.permutation(NUM_SAMPLES).tolist()  # noqa: NPY002
+
+
+LOADERS = {
+    "shuffled": lambda: {"dataset": Augmented(), "shuffle": True},
+    "in order": lambda: {"dataset": Augmented()},
+    "workers": lambda: {"dataset": Augmented(), "shuffle": True, "num_workers": 2},
+    "generator": lambda: {"dataset": Augmented(), "shuffle": True, "generator": torch.Generator().manual_seed(5)},
+    "workers and generator": lambda: {**LOADERS["generator"](), "num_workers": 2},
+    "sampler": lambda: {"dataset": Augmented(), "sampler": NumpyOrder()},
+    "stream": lambda: {"dataset": Stream()},
+    "stream and workers": lambda: {"dataset": Stream(), "num_workers": 2},
+    "stateful stream": lambda: {"dataset": Stateful()},
+    "distributed sampler": lambda: {
+        "dataset": Augmented(),
+        "sampler": DistributedSampler(Augmented(), num_replicas=2, rank=1),
+    },
+}
+IN_PROCESS = [name for name in LOADERS if "workers" not in name]
+
+
+class Count:
+    """What a training script keeps by itself."""
+
+    def __init__(self):
+        self.epoch = self.step = 0
+
+    def state_dict(self):
+        return {"epoch": self.epoch, "step": self.step}
+
+    def load_state_dict(self, state):
+        self.epoch, self.step = state["epoch"], state["step"]
+
+
+def seed_all(number):
+    torch.manual_seed(number)
+    random.seed(number)
+    np.random.seed(number)  # noqa: NPY002
+
+
+class Training:
+    def __init__(self, loader, *, seed=1, precision="no", num_steps=1, **options):
+        torch_devices.cpu = lambda world: dataclasses.replace(
+            given_cpu(world), refusals=dict.fromkeys(("no", "fp16", "bf16"), "")
+        )
+        self.accelerator = Accelerator(
+            cpu=True, mixed_precision=precision, gradient_accumulation_steps=num_steps, **options
+        )
+        seed_all(seed)
+        model = nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.5), nn.BatchNorm1d(8), nn.Linear(8, 1))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+        scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20)
+        loader = DataLoader(**LOADERS[loader](), batch_size=BATCH_SIZE)
+        self.model, self.optimizer, self.scheduler, self.loader = self.accelerator.prepare(
+            model, optimizer, scheduler, loader
+        )
+        self.count = Count()
+        self.accelerator.register_for_checkpointing(self.count)
+        self.losses = []
+
+    def step(self, batch):
+        with self.accelerator.accumulate(self.model):
+            # The first is so large that fp16 overflows: the scale has a history.
+            loss = self.model(batch).square().mean() * (1e4 if self.count.step == 0 else 1.0)
+            self.accelerator.backward(loss)
+            self.optimizer.step()
+            self.scheduler.step()
+            self.optimizer.zero_grad()
+        self.count.step += 1
+        self.losses.append(loss.item())
+
+    def run(self, folder=None):
+        """Train to the end, saving after every step that ends a group; return where the steps and epochs ended."""
+        saved = []
+        while self.count.epoch < NUM_EPOCHS:
+            for batch in self.loader:
+                self.step(batch)
+                if folder is not None and self.accelerator.sync_gradients:
+                    saved.append(self.count.step)
+                    self.accelerator.save_state(folder / str(self.count.step))
+            self.count.epoch += 1
+            if folder is not None:
+                saved.append(f"epoch {self.count.epoch}")
+                self.accelerator.save_state(folder / saved[-1])
+        return saved
+
+    def result(self):
+        scalings = [one.state_dict() for one in self.accelerator._checkpoints._scalings()]
+        weights = self.accelerator.get_state_dict(self.model)
+        return (
+            self.losses,
+            # DDP gives rank 0's buffers to the others in each forward, so that those of others matter to nobody.
+            [value.tolist() for name, value in weights.items() if self.accelerator.is_main_process or "2." not in name],
+            self.scheduler.get_last_lr(),
+            scalings + self.accelerator._accumulation.saved_scalings,
+            [torch.rand(2).tolist(), random.random(), np.random.rand()],  # noqa: NPY002, S311
+        )
+
+
+def compare(folder, loader, **options):
+    """Every interrupted run against the one that was not; returns at how many places it was interrupted."""
+    whole = Training(loader, **options)
+    whole.run()
+    expected = whole.result()
+    saving = Training(loader, **options)
+    places = saving.run(folder)
+    assert saving.result() == expected, "saving itself changes nothing"
+    for place in places:
+        resumed = Training(loader, seed=99, **options)
+        resumed.accelerator.load_state(folder / str(place))
+        num_before = resumed.count.step
+        resumed.run()
+        losses, *rest = resumed.result()
+        assert losses == expected[0][num_before:], f"losses after {place}"
+        assert rest == list(expected[1:]), f"state after {place}"
+    return len(places)
+
+
+@pytest.mark.parametrize("loader", IN_PROCESS)
+def test_a_run_interrupted_after_any_step_goes_on_as_if_it_was_not(loader, tmp_path):
+    assert compare(tmp_path, loader) == (8 if loader == "distributed sampler" else 14)
+
+
+@pytest.mark.parametrize("loader", ["workers", "workers and generator", "stream and workers"])
+def test_loader_workers_draw_what_they_would_have(loader, tmp_path):
+    assert compare(tmp_path, loader, num_steps=3) == 6
+
+
+def test_loss_scale_and_groups_go_on(tmp_path):
+    assert compare(tmp_path, "shuffled", precision="fp16", num_steps=4) == 6  # groups of 4 and 2
+
+
+def ranks_compare(folder, loader, options):
+    return compare(folder, loader, **options)
+
+
+@pytest.mark.parametrize(
+    ("loader", "options"),
+    [
+        ("shuffled", {"num_steps": 2}),
+        ("stream", {}),
+        ("stateful stream", {"dataloader_config": DataLoaderConfiguration(even_batches=False)}),
+        ("stateful stream", {"dataloader_config": DataLoaderConfiguration(even_batches=False, dispatch_batches=False)}),
+        ("workers", {"split_batches": True, "num_steps": 3}),
+    ],
+)
+def test_two_ranks_interrupted_go_on_as_if_they_were_not(on_ranks, loader, options, tmp_path):
+    assert min(on_ranks(ranks_compare, tmp_path, loader, options)) >= 6
+
+
+# --- where a loader is ------------------------------------------------------------------------------------------------
+
+
+def plain(num_batches=6, **options):
+    return DataLoader(range(num_batches * 2), batch_size=2, **options)
+
+
+def interrupted(folder, loader, num_batches):
+    """An accelerator and its loader, after ``num_batches`` of the second epoch, which were saved."""
+    accelerator = Accelerator(cpu=True)
+    loader = accelerator.prepare(loader)
+    list(loader)
+    for number, _ in enumerate(loader, 1):
+        if number == num_batches:
+            accelerator.save_state(folder)
+            return accelerator, loader
+    raise AssertionError
+
+
+def listed(loader):
+    return [batch.tolist() for batch in loader]
+
+
+def epochs_of(loader, seed=3):
+    torch.manual_seed(seed)
+    loader = Accelerator(cpu=True).prepare(loader)
+    return [listed(loader) for _ in range(3)]
+
+
+def resumed(folder, loader):
+    accelerator = Accelerator(cpu=True)
+    loader = accelerator.prepare(loader)
+    accelerator.load_state(folder)
+    return accelerator, loader
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_skipping_counts_from_the_epoch_s_beginning(tmp_path, num_workers):
+    epochs = epochs_of(plain(shuffle=True))
+    torch.manual_seed(3)
+    interrupted(tmp_path, plain(shuffle=True), 3)
+    for num_skipped, set_epoch in ((3, False), (3, True), (1, True), (6, False), (9, False)):
+        accelerator, loader = resumed(tmp_path, plain(shuffle=True, num_workers=num_workers))
+        rest = accelerator.skip_first_batches(loader, num_skipped)
+        if set_epoch:
+            loader.set_epoch(1)
+            rest.set_epoch(1)
+        assert listed(rest) == epochs[1][num_skipped:]
+        assert listed(loader) == epochs[2], "the rest was handed out already"
+
+
+def test_a_skipped_pass_is_saved_with_its_true_place(tmp_path):
+    epochs = epochs_of(plain(shuffle=True))
+    torch.manual_seed(3)
+    accelerator = Accelerator(cpu=True)
+    loader = accelerator.prepare(plain(shuffle=True))
+    rest = skip_first_batches(loader, 2)
+    assert accelerator.prepare(rest) is rest
+    seen = []
+    for batch in rest:
+        seen.append(batch.tolist())
+        if len(seen) == 2:
+            accelerator.save_state(tmp_path)
+            assert rest.batches_seen == loader.batches_seen == 4
+        assert loader.end_of_dataloader == (len(seen) == 4)
+    assert seen == epochs[0][2:]
+    accelerator, loader = resumed(tmp_path, plain(shuffle=True))
+    assert loader.batches_seen == 4
+    assert listed(loader) == epochs[0][4:]
+    assert loader.batches_seen == 0
+
+
+def test_another_epoch_begins_at_its_beginning(tmp_path):
+    epochs = epochs_of(plain(shuffle=True))
+    torch.manual_seed(3)
+    interrupted(tmp_path, plain(shuffle=True), 3)
+    _, loader = resumed(tmp_path, plain(shuffle=True))
+    loader.set_epoch(2)
+    assert listed(loader) == epochs[2]
+
+
+def test_a_loop_that_was_left_is_not_gone_on_with(tmp_path):
+    torch.manual_seed(3)
+    accelerator = Accelerator(cpu=True)
+    loader = accelerator.prepare(plain(shuffle=True))
+    for _ in loader:
+        break
+    accelerator.save_state(tmp_path)
+    following = listed(loader)
+    _, loader = resumed(tmp_path, plain(shuffle=True))
+    assert loader.batches_seen == 0
+    assert listed(loader) == following
+
+
+def test_what_was_loaded_can_be_saved_before_it_goes_on(tmp_path):
+    epochs = epochs_of(plain(shuffle=True))
+    torch.manual_seed(3)
+    interrupted(tmp_path / "a", plain(shuffle=True), 3)
+    accelerator, _ = resumed(tmp_path / "a", plain(shuffle=True))
+    accelerator.save_state(tmp_path / "b")
+    _, loader = resumed(tmp_path / "b", plain(shuffle=True))
+    assert listed(loader) == epochs[1][3:]
+
+
+def test_data_that_has_become_shorter_is_said(tmp_path):
+    interrupted(tmp_path, plain(), 5)
+    _, loader = resumed(tmp_path, plain(num_batches=4))
+    with pytest.raises(CheckpointError, match=r"after 5 batches of an epoch, and the data, a range, now has 4"):
+        list(loader)
+
+
+def test_a_loader_with_another_generator_is_refused(tmp_path):
+    interrupted(tmp_path, plain(shuffle=True), 3)
+    with pytest.raises(CheckpointError, match="of a loader with other generators than those of loader 1"):
+        resumed(tmp_path, plain(shuffle=True, generator=torch.Generator()))
+
+
+def test_data_that_is_read_in_order_is_skipped_by_reading():
+    class Numbers(IterableDataset):
+        def __iter__(self):
+            return iter(range(8))
+
+    loader = DataLoader(Numbers(), batch_size=2)
+    prepared = Accelerator(cpu=True).prepare(loader)
+    for one in (skip_first_batches(prepared, 3), skip_first_batches(loader, 3)):
+        assert listed(one) == listed(one) == [[6, 7]]
+    assert listed(Accelerator(cpu=True).prepare(skip_first_batches(loader, 1))) == [[2, 3], [4, 5], [6, 7]]
+
+
+def test_a_plain_loader_is_skipped_without_reading():
+    read = []
+
+    class Noted(Dataset):
+        def __len__(self):
+            return 8
+
+        def __getitem__(self, index):
+            read.append(index)
+            return index
+
+    loader = DataLoader(Noted(), batch_size=2)
+    rest = skip_first_batches(loader, 3)
+    assert (listed(rest), read, len(rest), rest.batch_size) == ([[6, 7]], [6, 7], 1, 2)
+    assert listed(Accelerator(cpu=True).prepare(rest)) == [[6, 7]]
+    assert list(skip_first_batches(DataLoader(range(3), batch_size=None), 1)) == [1, 2]
+    with pytest.raises(TypeError, match=r"takes a DataLoader, and was given \[1\]"):
+        skip_first_batches([1], 1)
+
+
+def test_workers_that_persist_are_said_to_begin_anew(tmp_path):
+    options = {"num_workers": 1, "persistent_workers": True}
+    interrupted(tmp_path, plain(**options), 2)
+    with pytest.warns(UserWarning, match="workers that persist have drawn random numbers in earlier epochs"):
+        resumed(tmp_path, plain(**options))
+
+
+# --- other numbers of processes ---------------------------------------------------------------------------------------
+
+
+def save_on_ranks(folder):
+    torch.manual_seed(3)
+    return interrupted(folder, plain(num_batches=12, shuffle=True), 3)[0].num_processes
+
+
+def rest_on_ranks(folder):
+    torch.manual_seed(9)
+    if Accelerator(cpu=True).is_main_process:
+        with pytest.warns(UserWarning, match=r"saved by 2 processes and is loaded by \d, which can't keep"):
+            _, loader = resumed(folder, plain(num_batches=12, shuffle=True))
+    else:
+        _, loader = resumed(folder, plain(num_batches=12, shuffle=True))
+    return listed(loader), listed(loader)
+
+
+@pytest.mark.parametrize(("num_processes", "num_seen"), [(1, 6), (3, 6), (4, 4)])
+def test_another_number_of_processes_goes_on_in_the_same_order(on_ranks, tmp_path, num_processes, num_seen):
+    epochs = epochs_of(plain(num_batches=12, shuffle=True))
+    on_ranks(save_on_ranks, tmp_path)
+    found = on_ranks(rest_on_ranks, tmp_path, num_processes=num_processes)
+    for number, expected in enumerate((epochs[1][num_seen:], epochs[2])):
+        rounds = zip(*(passes[number] for passes in found), strict=True)
+        assert [batch for round_ in rounds for batch in round_] == expected

@@ -1,0 +1,68 @@
+"""``Cell``: the place in a notebook where a run is shown, which any thread may publish to."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from notebook_launcher.core.errors import ConfigError
+
+
+class Cell:
+    """A place to publish to: the cell that is running on this thread, now and after it has ended."""
+
+    def __init__(self) -> None:
+        """Take hold of the running cell."""
+        from IPython.core.getipython import get_ipython
+
+        shell: Any = get_ipython()
+        if shell is None:
+            msg = "sink 'cell' needs a notebook: this process has no IPython shell. Use 'terminal'"
+            raise ConfigError(msg)
+        self.shell = shell
+        self._publisher: Any = shell.display_pub
+        self._session: Any = getattr(self._publisher, "session", None)
+        self._parent: dict[str, Any] = dict(getattr(self._publisher, "parent_header", None) or {})
+        self._events: Any = shell.events
+        self._over = threading.Event()
+        self._events.register("post_run_cell", self._ended)
+
+    @property
+    def live(self) -> bool:
+        """Whether a front end shows what is published, at once; ``%%capture`` only keeps it."""
+        return self._session is not None
+
+    @property
+    def running(self) -> bool:
+        """Whether the cell is still the one that runs, so that front ends take new displays for it."""
+        return not self._over.is_set()
+
+    def display(self, data: dict[str, Any], metadata: dict[str, Any] | None = None, *, name: str = "") -> None:
+        """Add an output to the cell; ``name`` is its display id, for updates."""
+        self._send("display_data", data, metadata, name, self._parent)
+
+    def update(self, data: dict[str, Any], metadata: dict[str, Any] | None = None, *, name: str) -> None:
+        """Replace the output that has this display id."""
+        # The cell that runs now is the parent: nbclient drops everything that names another one.
+        parent = self._publisher.parent_header if self.live else {}
+        self._send("update_display_data", data, metadata, name, parent)
+
+    def close(self) -> None:
+        """Let the shell forget this."""
+        if not self._over.is_set():
+            self._over.set()
+            self._events.unregister("post_run_cell", self._ended)
+
+    def _ended(self, *_: object) -> None:
+        self.close()
+
+    def _send(
+        self, kind: str, data: dict[str, Any], metadata: dict[str, Any] | None, name: str, parent: dict[str, Any]
+    ) -> None:
+        transient = {"display_id": name} if name else {}
+        if self._session is None:
+            update = kind == "update_display_data"
+            self._publisher.publish(data, metadata or {}, transient=transient, update=update)
+            return
+        content = {"data": data, "metadata": metadata or {}, "transient": transient}
+        self._session.send(self._publisher.pub_socket, kind, content, parent=parent, ident=self._publisher.topic)

@@ -1,0 +1,206 @@
+"""The live form of a monitor: ipywidgets that any thread may paint, each part only when it has changed."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import TYPE_CHECKING
+
+import ipywidgets as widgets  # type: ignore[import-untyped]
+
+from notebook_launcher.widgets import monitor_html
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from notebook_launcher.launcher.output import OutputLog
+    from notebook_launcher.launcher.sinks import RunView
+    from notebook_launcher.widgets.view_model import RankRow, View
+
+_TEXT = "font-size:13px;line-height:1.4;width:100%"
+_PAINT_S, _CURVES_S, _BEHIND_S = 0.1, 0.5, 1.0
+_OUTPUT_BYTES_PER_S, _BEHIND_BYTES_PER_S = 300_000, 150_000  # of the tab in front, of all others together
+_LINES_BEHIND = 200  # of a tab that is not in front, while its rank goes on writing
+_CALM_S = 1.0
+_MAX_TABS = 16
+_CHARS_SHOWN = 200_000  # of one rank while it goes on: a browser draws them several times a second
+_BY_ITSELF = "While this cell runs, the notebook's own Stop (■) stops the run."
+
+
+class Pane:
+    """One HTML widget, painted when what it shows has changed, no faster than its pace allows."""
+
+    def __init__(self, clock: Callable[[], float], *, every_s: float = _PAINT_S, bytes_per_s: float = 100_000) -> None:
+        """At most once in ``every_s``, and ``bytes_per_s`` on average."""
+        self.widget = widgets.HTML(layout=widgets.Layout(width="auto", margin="0 2px"))
+        self.is_late = False  # whether there is something to paint that the pace has put off
+        self._clock = clock
+        self._every_s, self._bytes_per_s = every_s, bytes_per_s
+        self._next_s = 0.0
+        self._key: object = None
+
+    def paced_by(self, every_s: float, bytes_per_s: float) -> None:
+        """From now on paint at this pace."""
+        self._every_s, self._bytes_per_s = every_s, bytes_per_s
+
+    def offer(self, key: object, make: Callable[[], str], *, at_once: bool = False) -> None:
+        """Show what ``make`` gives, if ``key`` says that it is new; ``at_once`` whatever the pace."""
+        now_s = self._clock()
+        self.is_late = key != self._key and not at_once and now_s < self._next_s
+        if key == self._key or self.is_late:
+            return
+        self._key = key
+        page = make()
+        page = f'<div style="{_TEXT}">{page}</div>' if page else ""
+        if page != self.widget.value:
+            self.widget.value = page
+            num_bytes = len(page.encode()) + page.count('"') + page.count("\n")  # as it travels, in JSON
+            self._next_s = now_s + max(self._every_s, num_bytes / self._bytes_per_s)
+
+
+@dataclasses.dataclass
+class _Written:
+    """How much a rank had written when it was looked at, and since when it has been that."""
+
+    num_lines: int = -1
+    since_s: float = 0.0
+
+
+class LiveView:
+    """The widgets of one monitor. ``box`` holds them all."""
+
+    def __init__(self, record: RunView, *, log_scale: bool, clock: Callable[[], float] = time.monotonic) -> None:
+        """Make them; ``clock`` gives seconds. Whoever made this sets ``wake``, called when a person chose something."""
+        self.wake: Callable[[], None] = lambda: None
+        self._record = record
+        self._clock = clock
+        self._written = [_Written() for _ in range(record.num_ranks)]
+        self._parts = {name: Pane(clock) for name in ("head", "clock", "hint", "error", "table", "curves", "displays")}
+        self._parts["curves"].paced_by(_CURVES_S, 200_000)
+        self.stop_button = widgets.Button(description="Stop", layout=widgets.Layout(width="auto"))
+        self.stop_button.on_click(self._stop)
+        self.log_scale = _toggle("Logarithmic scale", "Draw the curves on a logarithmic scale", value=log_scale)
+        self.hold = _toggle("Hold output", "Leave the output as it is while you read; nothing is lost", value=False)
+        for toggle in (self.log_scale, self.hold):
+            toggle.observe(self._chosen, "value")
+        self._panes = [Pane(clock, bytes_per_s=_OUTPUT_BYTES_PER_S) for _ in range(self._num_panes)]
+        self._picker, output = self._output_box()
+        controls = [self.stop_button, self.log_scale, self.hold]
+        parts = {name: pane.widget for name, pane in self._parts.items()}
+        displays = parts.pop("displays")
+        self.box = widgets.VBox(
+            [widgets.HBox(controls, layout=widgets.Layout(flex_flow="row wrap")), *parts.values(), output, displays],
+            layout=widgets.Layout(width="auto", max_width="100%"),
+        )
+        self._ask_again()
+
+    @property
+    def _num_panes(self) -> int:
+        return self._record.num_ranks if self._record.num_ranks <= _MAX_TABS else 1
+
+    def _output_box(self) -> tuple[widgets.Widget, widgets.Widget]:
+        """Tabs; for many ranks a choice, since that many tabs nobody finds anything in."""
+        num_ranks = self._record.num_ranks
+        if num_ranks <= _MAX_TABS:
+            tab = widgets.Tab(children=[pane.widget for pane in self._panes], layout=widgets.Layout(width="auto"))
+            for rank in range(num_ranks):
+                tab.set_title(rank, f"rank {rank}")  # ipywidgets 7 ignores titles= of the constructor
+            if num_ranks:
+                tab.selected_index = 0
+            tab.observe(self._chosen, "selected_index")
+            return tab, tab
+        picker = widgets.Dropdown(
+            options=[(f"rank {rank}", rank) for rank in range(num_ranks)],
+            value=0,
+            description="Output of",
+            tooltip="The rank whose output is shown",
+        )
+        picker.observe(self._chosen, "value")
+        return picker, widgets.VBox([picker, self._panes[0].widget])
+
+    @property
+    def in_front(self) -> int:
+        """The rank whose output is looked at."""
+        chosen = self._picker.selected_index if isinstance(self._picker, widgets.Tab) else self._picker.value
+        return int(chosen or 0)
+
+    def paint(self, view: View, displays: Sequence[str], *, cell_runs: bool, at_once: bool = False) -> bool:
+        """Show what is new; returns whether some of it has to wait for its pace."""
+        ended = bool(view.summary)
+        log_scale = self.log_scale.value
+        clock = monitor_html.clock(view)
+        hint = _BY_ITSELF if cell_runs and not ended else ""
+        offers: dict[str, tuple[object, Callable[[], str]]] = {
+            "head": ((view.state, view.headline, view.notes), lambda: monitor_html.head(view)),
+            "clock": (clock, lambda: clock),
+            "hint": (hint, lambda: f"<i>{hint}</i>" if hint else ""),
+            "error": (view.error, lambda: monitor_html.error(view)),
+            "table": (view.rows, lambda: monitor_html.table(view.rows)),
+            "curves": ((view.plots, log_scale), lambda: monitor_html.drawings(view.plots, log_scale=log_scale)),
+            "displays": (tuple(displays), lambda: "".join(displays)),
+        }
+        for name, (key, make) in offers.items():
+            self._parts[name].offer(key, make, at_once=at_once)
+        for row in view.rows:
+            if self._num_panes > 1 or row.rank == self.in_front or len(view.rows) == 1:
+                self._paint_output(row, ended=ended, at_once=at_once)
+        self._ask_again(view)
+        return any(pane.is_late for pane in (*self._parts.values(), *self._panes))
+
+    def close(self) -> None:
+        """Empty the widgets, so that a saved notebook holds none of it twice, and close them."""
+        for pane in (*self._parts.values(), *self._panes):
+            pane.widget.value = ""
+        for widget in _all_of(self.box):
+            widget.close()
+
+    def _paint_output(self, row: RankRow, *, ended: bool, at_once: bool) -> None:
+        if self.hold.value and not ended:
+            return
+        rank, now_s, log = row.rank, self._clock(), self._record.output
+        written = self._written[rank]
+        if written.num_lines != row.num_lines:
+            self._written[rank] = written = _Written(row.num_lines, now_s)
+        pane = self._panes[rank if len(self._panes) > 1 else 0]
+        in_front = rank == self.in_front
+        pane.paced_by(*((_PAINT_S, _OUTPUT_BYTES_PER_S) if in_front else self._pace_behind))
+        whole = in_front or ended or now_s - written.since_s > _CALM_S
+        num_lines = monitor_html.LAST_LINES if whole else _LINES_BEHIND
+        key = (rank, row.num_lines, tuple(log.live(rank)), num_lines, row.log_path)
+        pane.offer(key, lambda: _output(row, log, num_lines), at_once=at_once)
+
+    @property
+    def _pace_behind(self) -> tuple[float, float]:
+        return _BEHIND_S, _BEHIND_BYTES_PER_S / max(1, len(self._panes) - 1)
+
+    def _stop(self, _button: object) -> None:
+        self._record.stop()
+        self.stop_button.description = "Stop at once"
+        self.wake()
+
+    def _ask_again(self, view: View | None = None) -> None:
+        """Say what the stop button would do now."""
+        word = view.state.word if view is not None else "running"
+        ended = bool(view is not None and view.summary)
+        description = "Stop at once" if word == "stopping" else "Stop"
+        tooltip = "Kill every rank now" if word == "stopping" else "Interrupt every rank; a second time, kill them"
+        for name, value in (("description", description), ("tooltip", tooltip), ("disabled", ended)):
+            if getattr(self.stop_button, name) != value:
+                setattr(self.stop_button, name, value)
+
+    def _chosen(self, _change: object) -> None:
+        self.wake()
+
+
+def _output(row: RankRow, log: OutputLog, num_lines: int) -> str:
+    return monitor_html.output(row, log, last=num_lines, max_chars=_CHARS_SHOWN)
+
+
+def _toggle(description: str, tooltip: str, *, value: bool) -> widgets.ToggleButton:
+    return widgets.ToggleButton(
+        value=value, description=description, tooltip=tooltip, layout=widgets.Layout(width="auto")
+    )
+
+
+def _all_of(box: widgets.Widget) -> list[widgets.Widget]:
+    return [box, *(one for child in getattr(box, "children", ()) for one in _all_of(child))]

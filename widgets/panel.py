@@ -1,0 +1,322 @@
+"""The panel: the form, what to do with it, and the run that came of it.
+
+Callbacks return fast, and hold one lock: some kernels call them on threads of their own. Nothing is printed from them;
+what goes wrong is said in the panel.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import traceback
+import uuid
+import weakref
+from typing import TYPE_CHECKING, Any, Protocol
+
+from notebook_launcher.core.config import LaunchConfig, snapshot
+from notebook_launcher.core.errors import ConfigError, NotebookLauncherError
+from notebook_launcher.widgets import panel_html
+from notebook_launcher.widgets.cell import Cell
+from notebook_launcher.widgets.code import config_code, launch_code
+from notebook_launcher.widgets.form_model import FormError, FormModel
+from notebook_launcher.widgets.told_warnings import told_warnings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from notebook_launcher.core.events import DeviceRow, Display
+    from notebook_launcher.launcher.run import Run
+    from notebook_launcher.launcher.sinks import RunView
+    from notebook_launcher.widgets.controls import Held
+    from notebook_launcher.widgets.form_model import Chosen
+    from notebook_launcher.widgets.panel_view import PanelView
+
+_WIDGET = "application/vnd.jupyter.widget-view+json"
+_shown: list[weakref.ref[Panel]] = []
+
+
+class ShownRun(Protocol):
+    """A run's monitor, as the panel uses it."""
+
+    @property
+    def widget(self) -> Any:
+        """Its live form, an ipywidget."""
+
+    def without_stop(self) -> None:
+        """Show no stop button in it: the panel has one."""
+
+    def html(self) -> str:
+        """How the run stands, as static HTML."""
+
+
+@dataclasses.dataclass(frozen=True)
+class EntryPoints:
+    """What the panel calls; a test puts its own functions here."""
+
+    launch: Callable[[Chosen], Run]
+    devices: Callable[[], Sequence[DeviceRow]]
+    monitor: Callable[[Run], ShownRun]
+
+
+def launcher() -> EntryPoints:
+    """The launcher's own."""
+    from notebook_launcher.launcher import warm
+    from notebook_launcher.widgets.monitor import monitor
+
+    return EntryPoints(_launch, warm.devices, monitor)
+
+
+def _launch(chosen: Chosen) -> Run:
+    from notebook_launcher.launcher import launch, payload
+
+    payload.check_call(chosen.function, chosen.args, chosen.kwargs)
+    packed = payload.for_call(chosen.function, chosen.args, chosen.kwargs)
+    return launch.launch_payload(packed, chosen.config, wait=False, sink="none")
+
+
+def panel() -> Panel:
+    """A form that launches the notebook's functions, for a cell's last line or ``display``; ``%launcher`` shows one.
+
+    It offers the functions that the notebook defines, their arguments and the options of ``launch``; it shows every
+    rank, stops the run, and gives the code that does the same. Raises ``ConfigError`` outside IPython.
+    """
+    from IPython.core.getipython import get_ipython
+
+    shell: Any = get_ipython()
+    if shell is None:
+        raise ConfigError("panel() needs a notebook: this process has no IPython shell. Use launch(...) in a script.")
+    return Panel(shell, launcher())
+
+
+def latest() -> Panel | None:
+    """The panel that was shown last."""
+    return next((one for one in (reference() for reference in reversed(_shown)) if one is not None), None)
+
+
+class Panel:
+    """One panel, in as many places as it is displayed. ``run`` is what it launched last."""
+
+    def __init__(self, shell: Any, entry_points: EntryPoints) -> None:
+        """A form over the notebook of ``shell``. Nothing is shown yet."""
+        self.run: Run | None = None
+        self._shell = shell
+        self._entry_points = entry_points
+        self._model = FormModel(shell.user_ns, cell_numbers=self._cell_numbers)
+        self._view: PanelView | None = None
+        self._monitor: ShownRun | None = None
+        self._lock = threading.RLock()
+        self._places: list[tuple[Cell, str]] = []
+        self._stored = ""  # the form as the notebook holds it
+        self._looking: threading.Thread | None = None
+
+    # --- showing ------------------------------------------------------------------------------------------------------
+
+    def _ipython_display_(self) -> None:
+        """Put the panel into the cell that is running; where nobody can press anything, as it would be stored."""
+        cell = Cell()
+        _shown.append(weakref.ref(self))
+        if not has_front_end(self._shell):
+            self._look_at_devices()
+            with self._lock:
+                cell.display(self._bundle())
+            cell.close()
+            return
+        with self._lock:
+            name = f"notebook-launcher-{uuid.uuid4().hex}"
+            self._start()
+            cell.display(self._bundle(), name=name)
+            self._places.append((cell, name))
+
+    def __repr__(self) -> str:
+        """The panel as text."""
+        with self._lock:
+            return panel_html.as_text(self._model, repr(self.run) if self.run is not None else "")
+
+    @property
+    def widget(self) -> Any:
+        """The live panel as one ipywidget."""
+        with self._lock:
+            return self._start().box
+
+    def close(self) -> None:
+        """Take the panel away. Its run goes on."""
+        with self._lock:
+            if self._view is not None:
+                self._shell.events.unregister("post_run_cell", self._after_cell)
+                self._view.close()
+                self._view = None
+        if self._looking is not None:
+            self._looking.join()
+
+    # --- what a person does -------------------------------------------------------------------------------------------
+
+    def set(self, name: str, held: Held) -> None:
+        """A control was changed."""
+        with self._lock:
+            self._model.set(name, held)
+            self._show()
+
+    def launch(self) -> None:
+        """Launch what the form says, unless something in it can't be."""
+        with self._lock:
+            chosen = self._model.chosen()
+            with told_warnings() as told:
+                run = self._entry_points.launch(chosen)
+            self.run = run
+            name = self._model.kept_as
+            if name:
+                self._shell.user_ns[name] = run
+            self._model.kept(run)
+            self._monitor = self._entry_points.monitor(run)
+            view = self._start()
+            view.say("\n".join(told))
+            self._monitor.without_stop()
+            view.show_run(self._monitor.widget)
+            view.show_state(run.status)
+            if not run.show_in(_End(self)):
+                self._ended()
+            self._show()
+
+    def stop(self) -> None:
+        """Ask the run to stop; the second time, kill it."""
+        if self.run is not None:
+            self.run.stop()
+            self._start().show_state(self.run.status)
+
+    def code(self) -> tuple[str, str]:
+        """The launch as code: one call, and a ``LaunchConfig`` and a call."""
+        with self._lock:
+            self._model.look()
+            call, options = self._model.code()
+            kept_as = self._model.kept_as
+            return launch_code(call, options, kept_as=kept_as), config_code(call, options, kept_as=kept_as)
+
+    def save(self, path: str) -> None:
+        """Write the options into a YAML file."""
+        with self._lock:
+            self._model.config().save(path)
+
+    def load(self, path: str) -> None:
+        """Show the options of a YAML file."""
+        with self._lock:
+            self._model.load(LaunchConfig.load(path))
+            self._show()
+
+    # --- inside -------------------------------------------------------------------------------------------------------
+
+    def _start(self) -> PanelView:
+        """The live form, made when it is first shown."""
+        from notebook_launcher.widgets.panel_view import PanelView
+
+        if self._view is None:
+            self._view = PanelView(self._model, self, self.guarded)
+            self._shell.events.register("post_run_cell", self._after_cell)
+            self._looking = threading.Thread(
+                target=self._look_at_devices, name="notebook-launcher-devices", daemon=True
+            )
+            self._looking.start()
+        return self._view
+
+    def guarded(self, act: Callable[[], None]) -> None:
+        """Do what a callback does; what goes wrong is said in the panel, since nobody sees what a callback raises."""
+        with self._lock:
+            try:
+                act()
+            except FormError as error:
+                self._show()
+                self._say_nothing_launched(error.texts)
+            except NotebookLauncherError as error:
+                self._say("\n".join([str(error), *getattr(error, "__notes__", ())]))
+            except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - see above
+                self._say("".join(traceback.format_exception(error)))
+
+    def _say(self, text: str) -> None:
+        if self._view is not None:
+            self._view.say(text, bad=True)
+
+    def _say_nothing_launched(self, texts: Mapping[str, str]) -> None:
+        labels = {one.name: one.label for one in self._model.controls()}
+        told = [f"{labels[name]}: {text}" if name in labels else text for name, text in texts.items()]
+        self._say("\n".join(["Nothing was launched.", *told]))
+
+    def _show(self) -> None:
+        if self._view is not None:
+            self._view.show()
+
+    def _look_at_devices(self) -> None:
+        def look() -> None:
+            self._model.devices = rows
+            self._show()
+
+        rows: Sequence[DeviceRow] = ()
+        try:
+            rows = self._entry_points.devices()
+        except Exception as error:  # noqa: BLE001 - a launch would meet it again; here it must not end a thread in silence
+            text = f"This machine's devices can't be told: {type(error).__name__}: {error}"
+            self.guarded(lambda: self._say(text))
+            return
+        self.guarded(look)
+
+    def _after_cell(self, *_: object) -> None:
+        """A cell has run: it may have defined a function, and nobody is at the panel, so that it can be stored anew."""
+
+        def look() -> None:
+            self._model.look()
+            self._show()
+            if panel_html.static(self._model) != self._stored:
+                self._store()
+
+        self.guarded(look)
+
+    def _cell_numbers(self) -> Mapping[str, int]:
+        numbers = getattr(getattr(self._shell, "compile", None), "_filename_map", None)
+        return dict(numbers) if isinstance(numbers, dict) else {}
+
+    def _ended(self) -> None:
+        if self._view is not None and self.run is not None:
+            self._view.show_state(self.run.status)
+        self._store()
+
+    def _store(self) -> None:
+        """Bring what a saved notebook holds up to date; not at every change, since front ends draw the panel anew."""
+        bundle = self._bundle()
+        for cell, name in self._places:
+            if cell.live:
+                cell.update(bundle, name=name)
+
+    def _bundle(self) -> dict[str, Any]:
+        self._stored = panel_html.static(self._model)
+        run_html = self._monitor.html() if self._monitor is not None else ""
+        bundle: dict[str, Any] = {"text/html": self._stored + run_html, "text/plain": repr(self)}
+        if self._view is not None:
+            bundle[_WIDGET] = {"version_major": 2, "version_minor": 0, "model_id": self._view.box.model_id}
+        return bundle
+
+
+class _End:
+    """A sink that waits for a run's end."""
+
+    def __init__(self, of: Panel) -> None:
+        self._panel = of
+
+    def opened(self, view: RunView) -> None:
+        """Nothing to do."""
+
+    def changed(self, view: RunView) -> None:
+        """Nothing to do."""
+
+    def displayed(self, rank: int, display: Display) -> None:
+        """Nothing to do."""
+
+    def closed(self, view: RunView) -> None:
+        """The run is over."""
+        del view
+        self._panel.guarded(self._panel._ended)  # noqa: SLF001 - the same module
+
+
+def has_front_end(shell: Any) -> bool:
+    """Whether somebody may press a button: a kernel that can ask for input has a page in front of it, or Voila's."""
+    kernel = getattr(shell, "kernel", None)
+    if kernel is None:
+        return False
+    return bool(getattr(kernel, "_allow_stdin", True)) or any(name.startswith("VOILA_") for name in snapshot())
