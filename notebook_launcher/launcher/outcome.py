@@ -65,6 +65,8 @@ def _raised(state: RankState, failed: Failed, cause: RankState | None) -> str:
         return f"raised the same {failed.type_name}"
     if failed.type_name == "KeyboardInterrupt" and state.sent is not None:
         return f"{_doing(state)}, interrupted"
+    if failed.peer_lost and state is not cause and failed.type_name != PeerError.__name__:
+        return "lost its connection to another rank"  # in the backend's words it is a page
     first_line = failed.message.split("\n", 1)[0][:200]
     if failed.type_name == "SystemExit":
         return f"called sys.exit({first_line})"

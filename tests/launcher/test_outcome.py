@@ -289,3 +289,10 @@ def test_a_rank_that_waited_for_one_that_had_returned(returned, error):
     waited = str(told).startswith("rank 0 of 2 waited for rank 1, which had returned: every rank must make the same")
     assert waited == (returned and not isinstance(error, PeerError))
     assert isinstance(told, WorkerError if waited else type(error))
+
+
+def test_a_rank_that_lost_another_is_told_in_words_not_in_the_backends():
+    made = state(2)
+    made.exited(1, -signal.SIGKILL, 1.0)
+    made.raised(0, failed(RuntimeError("[pair.cc:553] Connection closed by peer [::1]:7. " + "x" * 300)), 1.1)
+    assert outcome.fates(made, without=1) == ("rank 0: lost its connection to another rank",)
