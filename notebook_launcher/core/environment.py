@@ -44,6 +44,7 @@ def _choices(environment: Mapping[str, str]) -> dict[str, Any]:
         "device": device.lower() or None,
         "mixed_precision": environment.get("ACCELERATE_MIXED_PRECISION", "").lower() or None,
         "strategy": strategy or None,
+        "strategy_config": environment.get("NOTEBOOK_LAUNCHER_STRATEGY_CONFIG") or None,
         "gradient_accumulation_steps": _number(environment, "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"),
         "seed": _number(environment, "NOTEBOOK_LAUNCHER_SEED"),
         "num_threads": int(threads) if threads.strip().isdecimal() else None,

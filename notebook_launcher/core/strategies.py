@@ -12,5 +12,7 @@ STRATEGIES = Registry(
     {
         "single": "notebook_launcher.runtime.strategies.single:Single",
         "ddp": "notebook_launcher.runtime.strategies.ddp:DistributedData",
+        "fsdp": "notebook_launcher.runtime.strategies.fsdp:FullySharded",
+        "deepspeed": "notebook_launcher.runtime.strategies.deepspeed:DeepSpeed",
     },
 )

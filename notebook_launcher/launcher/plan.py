@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from typing import TYPE_CHECKING
 
 from notebook_launcher.core.config import snapshot
@@ -167,6 +168,7 @@ def _num_threads(environment: Mapping[str, str], num_local: int) -> int:
 
 
 def _worlds(config: LaunchConfig, device: str, num_local: int, environment: Mapping[str, str]) -> tuple[World, ...]:
+    section = config.extra.get(f"{config.strategy}_config")
     return tuple(
         World(
             rank=config.machine_rank * num_local + local_rank,
@@ -180,6 +182,7 @@ def _worlds(config: LaunchConfig, device: str, num_local: int, environment: Mapp
             device=device,
             mixed_precision=config.mixed_precision,
             strategy=config.strategy,
+            strategy_config=json.dumps(section) if section else None,
             gradient_accumulation_steps=config.gradient_accumulation_steps,
             seed=config.seed,
             num_threads=_num_threads(environment, num_local),

@@ -107,9 +107,6 @@ class Accelerator(Identity, Saving):
         Raises ``ConfigError`` for an argument that contradicts the launch or another argument, that the device can't
         do, or that is not supported yet.
         """
-        options.refuse_unsupported(
-            deepspeed_plugin=deepspeed_plugin, fsdp_plugin=fsdp_plugin, parallelism_config=parallelism_config
-        )
         keywords = plugins.Keywords(kwargs_handlers)
         plugin = options.of_type(
             "gradient_accumulation_plugin", gradient_accumulation_plugin, plugins.GradientAccumulationPlugin
@@ -119,7 +116,8 @@ class Accelerator(Identity, Saving):
         self._profiling = keywords[plugins.ProfileKwargs]
         self._dynamo_backend = options.dynamo_backend(dynamo_backend)
         self.project_configuration = options.project(project_config, project_dir)
-        world = config.world()
+        given = {"deepspeed_plugin": deepspeed_plugin, "fsdp_plugin": fsdp_plugin}
+        world = options.with_plugins(config.world(), keywords, **given, parallelism_config=parallelism_config)
         precision_name = options.mixed_precision(mixed_precision, world)
         num_steps = options.gradient_accumulation_steps(gradient_accumulation_steps, plugin, world)
         place = process.place(world, cpu=cpu)
@@ -334,7 +332,7 @@ class Accelerator(Identity, Saving):
                 return prepared  # type: ignore[no-any-return]
         self._precision.check(model)
         if self.device_placement if device_placement is None else device_placement:
-            model = model.to(self.device)
+            model = model.to(self.device) if evaluation_mode else self._strategy.place(model)
         seen = models.autocast_view(model, self._precision)
         prepared = seen if evaluation_mode else self._strategy.wrap(seen)
         if self._dynamo_backend and models.compiled_from(prepared) is prepared:
@@ -355,6 +353,7 @@ class Accelerator(Identity, Saving):
         if isinstance(optimizer, optim.PreparedOptimizer):
             optimizer = optimizer.optimizer
         prepared = optim.PreparedOptimizer(optimizer, self._accumulation, self._strategy.step)
+        self._strategy.pair(optimizer)
         self._optimizers.append(prepared)
         self._groups.link()
         return prepared
@@ -512,7 +511,7 @@ class Accelerator(Identity, Saving):
         parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
         if self._accumulation.current.sync:
             self.unscale_gradients(optim.holders_of(parameters, self._optimizers))
-            nn.utils.clip_grad_value_(parameters, clip_value)
+            self._strategy.clip_value(parameters, clip_value)
 
     def autocast(
         self, autocast_handler: plugins.AutocastKwargs | None = None

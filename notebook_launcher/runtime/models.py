@@ -11,16 +11,33 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from notebook_launcher.runtime import trees
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from notebook_launcher.runtime.precision import Precision
 
 _slots = object.__setattr__  # past nn.Module.__setattr__, which would register the module as its own child
+
+
+class Wrapper(nn.Module):
+    """What a strategy puts around a model, through which the model's own attributes and methods can be reached."""
+
+    def __init__(self, module: nn.Module) -> None:
+        """Hold ``module``, under that name."""
+        super().__init__()
+        self.module = module
+
+    def __getattr__(self, name: str) -> Any:
+        """What the wrapper lacks, the module has."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name == "module":
+                raise
+            return getattr(self.module, name)
 
 
 class AutocastView:
@@ -71,7 +88,7 @@ def unwrap(model: nn.Module, *, keep_torch_compile: bool = True) -> nn.Module:
     A module that was compiled before ``prepare`` is given back compiled, unless ``keep_torch_compile`` is false.
     """
     outer = compiled_from(model)
-    if isinstance(outer, DistributedDataParallel | DataParallel):
+    if isinstance(outer, DistributedDataParallel | DataParallel | Wrapper):
         return unwrap(outer.module, keep_torch_compile=keep_torch_compile)
     if isinstance(outer, AutocastView):
         return unwrap(outer.viewed, keep_torch_compile=keep_torch_compile)

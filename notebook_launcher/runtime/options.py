@@ -1,4 +1,4 @@
-"""``Accelerator``'s arguments against what the launch chose, and those whose feature is not there yet."""
+"""``Accelerator``'s arguments against what the launch chose."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from notebook_launcher.core.world import World
-    from notebook_launcher.runtime.plugins import GradientAccumulationPlugin
+    from notebook_launcher.runtime.plugins import GradientAccumulationPlugin, Keywords
 
 _T = TypeVar("_T")
 RNG_TYPES = ("generator", "torch", "cuda", "mps", "xpu", "xla")
@@ -56,6 +56,27 @@ def checked_num_steps(given: Any) -> int:
             f"gradient_accumulation_steps={given!r} is not a number of micro-batches; give a whole number, 1 or more"
         )
     return num_steps
+
+
+def with_plugins(world: World, keywords: Keywords, **plugins: Any) -> World:
+    """``world`` with what the ``plugins``, by argument, choose; they join ``keywords``, where strategies find them."""
+    for argument, plugin in plugins.items():
+        if plugin is None:
+            continue
+        name = getattr(plugin, "strategy", argument.removesuffix("_plugin"))
+        num_steps = getattr(plugin, "gradient_accumulation_steps", None)
+        keywords.add(argument, plugin)
+        chosen = {"strategy": name, "gradient_accumulation_steps": num_steps}
+        for option, value in chosen.items():
+            if value is not None and getattr(world, option) not in {None, value}:
+                raise ConfigError(
+                    f"Accelerator({argument}={plugin!r}) asks for {option}={value!r}, and the launch chose "
+                    f"{option}={getattr(world, option)!r}; leave one of them out, or make them equal"
+                )
+        world = dataclasses.replace(world, strategy=name or world.strategy)
+        if num_steps is not None:
+            world = dataclasses.replace(world, gradient_accumulation_steps=num_steps)
+    return world
 
 
 def of_type(argument: str, given: object, kind: type[_T]) -> _T:
@@ -105,16 +126,6 @@ def dynamo_backend(given: Any) -> str | None:
     if name not in known:
         raise unknown_name("dynamo_backend", name, ["no", *known])
     return name
-
-
-def refuse_unsupported(**arguments: Any) -> None:
-    """Raise ``ConfigError`` for the first argument that was given a value: none of these does anything yet."""
-    for name, value in arguments.items():
-        if value is not None:
-            raise ConfigError(
-                f"Accelerator({name}={value!r}) is not supported yet in this version, and is not ignored, since the "
-                "training would differ from what you asked for; leave it out"
-            )
 
 
 def _contradiction(name: str, given: object, chosen: object, by: str = "the launch") -> ConfigError:

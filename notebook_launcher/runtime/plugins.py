@@ -8,11 +8,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import enum
+import json
 import pathlib
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from notebook_launcher.core.errors import ConfigError
 from notebook_launcher.core.registry import unknown_name
+from notebook_launcher.runtime.fsdp_options import FullyShardedDataParallelPlugin
 
 if TYPE_CHECKING:
     import datetime as dt
@@ -69,6 +71,80 @@ class ProjectConfiguration:
         self.project_dir = project_dir
         if self.logging_dir is None:
             self.logging_dir = project_dir
+
+
+@dataclasses.dataclass
+class DeepSpeedPlugin:
+    """How DeepSpeed spreads a model; None leaves it to ``hf_ds_config``, and after that to the default.
+
+    ``hf_ds_config`` is DeepSpeed's own configuration, a dictionary or the path of a JSON file; "auto" is filled in.
+    """
+
+    hf_ds_config: Any = None
+    gradient_accumulation_steps: int | None = None
+    gradient_clipping: float | None = None  # of every step; clip_grad_norm_ replaces it
+    zero_stage: int | None = None  # 0 nothing is spread, 1 optimizer state, 2 gradients too (default), 3 weights too
+    is_train_batch_min: bool = True  # makes no difference: no batch size is needed
+    offload_optimizer_device: str | None = None  # "cpu", "nvme"
+    offload_param_device: str | None = None
+    offload_optimizer_nvme_path: str | os.PathLike[str] | None = None
+    offload_param_nvme_path: str | os.PathLike[str] | None = None
+    zero3_init_flag: bool | None = None  # makes no difference: use deepspeed.zero.Init, whose models are taken
+    zero3_save_16bit_model: bool | None = None  # makes no difference: save_model is always whole
+
+    def __post_init__(self) -> None:
+        """Read ``hf_ds_config``; raise ``ConfigError`` where it can't be read, or is contradicted."""
+        given = self.hf_ds_config
+        if given is not None and not isinstance(given, dict):
+            given = getattr(given, "config", given)  # of transformers' HfDeepSpeedConfig
+        if isinstance(given, str | pathlib.PurePath):
+            try:
+                given = json.loads(pathlib.Path(given).read_text(encoding="utf-8"))
+            except (OSError, ValueError) as error:
+                raise ConfigError(
+                    f"hf_ds_config={self.hf_ds_config!r} can't be read: {error}. Give the path of DeepSpeed's JSON "
+                    "file, or its content as a dictionary."
+                ) from None
+        if not isinstance(given, dict | None):
+            raise ConfigError(f"hf_ds_config={self.hf_ds_config!r} is neither a dictionary nor the path of a JSON file")
+        self.hf_ds_config = given
+        for name in ("gradient_accumulation_steps", "gradient_clipping"):
+            own, said = getattr(self, name), (given or {}).get(name, "auto")
+            own = None if own == "auto" else own
+            if said != "auto" and own not in {None, said}:
+                raise ConfigError(
+                    f"DeepSpeedPlugin({name}={own!r}) contradicts its hf_ds_config, which has {name}={said!r}; leave "
+                    "one of them out"
+                )
+            setattr(self, name, said if own is None and said != "auto" else own)
+
+
+@dataclasses.dataclass
+class ParallelismConfig:
+    """How many processes each way to spread a model takes; their product is the number of processes."""
+
+    dp_replicate_size: int = 1  # replicas of the sharded model
+    dp_shard_size: int | None = None  # processes that a replica is sharded over; None: as many as there are for each
+    tp_size: int = 1
+    pp_size: int = 1
+    cp_size: int = 1
+    sp_size: int = 1
+
+    def __post_init__(self) -> None:
+        """Raise ``ConfigError`` for a size that is none, or that is not supported yet."""
+        for name, size in vars(self).items():
+            if size is not None and (type(size) is not int or size < 1):
+                raise ConfigError(f"ParallelismConfig({name}={size!r}): it takes a number of processes, 1 or more")
+            if size != 1 and not name.startswith("dp_"):
+                raise ConfigError(
+                    f"ParallelismConfig({name}={size!r}) is not supported yet in this version: leave it out, or use "
+                    "dp_replicate_size and dp_shard_size"
+                )
+
+    @property
+    def strategy(self) -> str | None:
+        """The one that it asks for by itself."""
+        return "fsdp" if (self.dp_shard_size or 1) > 1 else None
 
 
 class DDPCommunicationHookType(enum.StrEnum):
@@ -169,6 +245,11 @@ def profiling(options: ProfileKwargs, rank: int) -> Iterator[profile]:
 
 
 _NOT_TORCHS = ("activities", "schedule_option", "output_trace_dir")
+_PLUGINS: dict[str, type] = {
+    "deepspeed_plugin": DeepSpeedPlugin,
+    "fsdp_plugin": FullyShardedDataParallelPlugin,
+    "parallelism_config": ParallelismConfig,
+}
 _KINDS = (DistributedDataParallelKwargs, GradScalerKwargs, InitProcessGroupKwargs, AutocastKwargs, ProfileKwargs)
 
 
@@ -185,6 +266,13 @@ class Keywords:
             other = self._found.setdefault(type(one), one)
             if other is not one:
                 raise ConfigError(f"kwargs_handlers holds {other!r} and {one!r}, two of a kind; leave one out")
+
+    def add(self, argument: str, plugin: Any) -> None:
+        """Take ``plugin``, which ``argument`` was given; ``ConfigError`` where it is of another type."""
+        if type(plugin) is not _PLUGINS[argument]:
+            kind = _PLUGINS[argument].__name__
+            raise ConfigError(f"{argument}={plugin!r} is of type {type(plugin).__name__}; give a {kind}")
+        self._found[type(plugin)] = plugin
 
     def __getitem__(self, kind: type[_T]) -> _T:
         """The one of ``kind``."""

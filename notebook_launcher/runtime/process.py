@@ -31,6 +31,8 @@ class DistributedType(enum.StrEnum):
     MULTI_GPU = "MULTI_GPU"
     MULTI_XPU = "MULTI_XPU"
     XLA = "XLA"
+    FSDP = "FSDP"
+    DEEPSPEED = "DEEPSPEED"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +61,10 @@ class Process:
     @property
     def distributed_type(self) -> DistributedType:
         """What the processes of the run are."""
-        return DistributedType(self.backend.distributed_type) if self.num_processes > 1 else DistributedType.NO
+        if self.num_processes == 1:
+            return DistributedType.NO
+        by_strategy = DistributedType.__members__.get((self.world.strategy or "").upper())
+        return by_strategy or DistributedType(self.backend.distributed_type)
 
 
 def place(world: World, *, cpu: bool = False) -> Process:

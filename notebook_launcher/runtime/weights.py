@@ -32,7 +32,7 @@ Tensors = dict[str, torch.Tensor]
 def save(draft: storage.Draft, name: str, state: Mapping[str, Any], *, safe: bool = True) -> None:
     """``state`` as ``<name>.safetensors``; ``safe`` False: as torch saves it, ``pytorch_<name>.bin``."""
     if safe:
-        _write(draft, f"{name}.safetensors", *untied(state))
+        write(draft, f"{name}.safetensors", *untied(state))
     else:
         draft.objects(f"pytorch_{name}.bin", dict(state))
 
@@ -41,21 +41,25 @@ def fitting(folder: Path, name: str, model: nn.Module, *, strict: bool = True) -
     """What ``save`` kept of ``model``, to be loaded into it; raises ``CheckpointError`` where it doesn't fit."""
     path = folder / f"{name}.safetensors"
     state = _read(path) if path.exists() else storage.read(path := folder / f"pytorch_{name}.bin")
-    own = model.state_dict()
+    check(path, state, model.state_dict(), type(model).__name__, strict=strict)
+    return state
+
+
+def check(path: Path, state: Mapping[str, Any], own: Mapping[str, Any], kind: str, *, strict: bool = True) -> None:
+    """Raise ``CheckpointError`` where ``state``, from ``path``, doesn't fit ``own``, the state of a model ``kind``."""
     lacking, unknown = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
     if strict and (lacking or unknown):
         raise CheckpointError(
-            f"{path} doesn't fit the model, a {type(model).__name__}: it lacks {lacking}, and has {unknown} that the "
+            f"{path} doesn't fit the model, a {kind}: it lacks {lacking}, and has {unknown} that the "
             "model lacks. Prepare the model that was saved, or load_state(..., strict=False) takes what there is."
         )
     for key in own.keys() & state.keys():
         saved, wanted = (getattr(one[key], "shape", None) for one in (state, own))
         if saved != wanted:
             raise CheckpointError(
-                f"{path} doesn't fit the model, a {type(model).__name__}: {key!r} has the shape {_shape(saved)} there, "
+                f"{path} doesn't fit the model, a {kind}: {key!r} has the shape {_shape(saved)} there, "
                 f"and {_shape(wanted)} in the model"
             )
-    return state
 
 
 def save_model(
@@ -73,7 +77,7 @@ def save_model(
     files = files if len(files) > 1 else [f"{stem}.{suffix}"]
     for file, shard in zip(files, shards, strict=True):
         if safe:
-            _write(draft, file, shard, {old: kept for old, kept in aliases.items() if kept in shard})
+            write(draft, file, shard, {old: kept for old, kept in aliases.items() if kept in shard})
         else:
             draft.objects(file, shard)
     if len(files) > 1:
@@ -92,7 +96,7 @@ def save_object(thing: Any, path: str | os.PathLike[str], *, safe: bool = False)
     path = Path(path)
     draft = storage.Draft(path.parent, in_place=True)
     if safe:
-        _write(draft, path.name, *untied(thing))
+        write(draft, path.name, *untied(thing))
     else:
         draft.objects(path.name, thing, of_any_kind=True)
 
@@ -148,8 +152,11 @@ def _shape(shape: Any) -> Any:
     return shape if shape is None else tuple(shape)
 
 
-def _write(draft: storage.Draft, file: str, tensors: Tensors, aliases: dict[str, str]) -> None:
-    """The format is a few lines; the package's own writer takes no open file, and copies every tensor before."""
+def write(draft: storage.Draft, file: str, tensors: Tensors, aliases: Mapping[str, str]) -> None:
+    """``tensors`` as a safetensors file, with ``aliases`` in its metadata.
+
+    The format is a few lines; the package's own writer takes no open file, and copies every tensor before.
+    """
     header: dict[str, Any] = {"__metadata__": {"format": "pt", **aliases}}
     stop = 0
     for name, tensor in tensors.items():

@@ -32,6 +32,9 @@ class Strategy(Protocol):
     layout: str  # of what ``save`` writes: strategies of one layout can load each other's
     pairs_optimizers: bool  # an optimizer must be prepared together with the model that it trains
 
+    def place(self, model: nn.Module) -> Any:
+        """The model on this process's device, or where ``wrap`` will move it from."""
+
     def wrap(self, model: nn.Module) -> nn.Module:
         """The model to train, on this process's device; ``models.unwrap`` leads back to ``model``."""
 
@@ -52,6 +55,18 @@ class Strategy(Protocol):
 
     def clip(self, parameters: Iterable[torch.Tensor], max_norm: float, norm_type: float) -> torch.Tensor:
         """Scale the gradients so that their norm, over all ranks' shares, is at most ``max_norm``; return it."""
+
+    def pair(self, optimizer: torch.optim.Optimizer) -> None:
+        """Hear of ``optimizer``, before it first steps: its models were wrapped before, or will be.
+
+        It may hear of one several times.
+        """
+
+    def gradients(self, parameters: Iterable[torch.Tensor]) -> Iterable[torch.Tensor]:
+        """What this rank has collected for ``parameters``, to be scaled in place."""
+
+    def clip_value(self, parameters: Iterable[torch.Tensor], clip_value: float) -> None:
+        """Bring each element of the gradients into [-clip_value, clip_value]."""
 
     def step(self, optimizer: torch.optim.Optimizer, closure: Callable[[], Any] | None) -> Any:
         """Let ``optimizer`` step; return what it returns."""
@@ -90,7 +105,7 @@ def create(name: str | None, process: Process, keywords: Keywords) -> Strategy:
 
     Raises ``ConfigError`` for a name that isn't known, or that doesn't go with the number of processes.
     """
-    if process.num_processes == 1 and name in {None, "ddp"}:
+    if process.num_processes == 1 and name in {None, "ddp", "fsdp"}:
         name = "single"
     if process.num_processes > 1 and name == "single":
         raise ConfigError(

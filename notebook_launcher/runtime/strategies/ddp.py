@@ -112,6 +112,9 @@ class DistributedData:
     pairs_optimizers = False
     backward = staticmethod(single.backward)
     clip = staticmethod(single.clip)
+    clip_value = staticmethod(single.clip_value)
+    gradients = staticmethod(single.gradients)
+    pair = staticmethod(single.pair)
     step = staticmethod(single.step)
     full_state = staticmethod(single.full_state)
     save = staticmethod(single.save)
@@ -121,6 +124,10 @@ class DistributedData:
         """Train on the process's device, in the default process group."""
         self._device = process.device
         self._options = changed(keywords[DistributedDataParallelKwargs])
+
+    def place(self, model: nn.Module) -> nn.Module:
+        """The model on the device."""
+        return model.to(self._device)
 
     def wrap(self, model: nn.Module) -> nn.Module:
         """The model behind DDP; one without anything to train, or already behind it, as it is."""

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any, final
 
 import torch
 
-from notebook_launcher.core.errors import CheckpointError
-from notebook_launcher.runtime import models, storage, weights
+from notebook_launcher.runtime import models, shards, weights
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
 
     from notebook_launcher.runtime.plugins import Keywords
     from notebook_launcher.runtime.process import Process
+    from notebook_launcher.runtime.storage import Draft
 
 
 backward = torch.Tensor.backward
@@ -25,6 +25,20 @@ backward = torch.Tensor.backward
 def clip(parameters: Iterable[torch.Tensor], max_norm: float, norm_type: float) -> torch.Tensor:
     """Clip gradients that every rank has in full."""
     return torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type)
+
+
+def clip_value(parameters: Iterable[torch.Tensor], clip_value: float) -> None:
+    """Clip elements of gradients that every rank has in full."""
+    torch.nn.utils.clip_grad_value_(parameters, clip_value)
+
+
+def gradients(parameters: Iterable[torch.Tensor]) -> Iterable[torch.Tensor]:
+    """The parameters' own."""
+    return (parameter.grad for parameter in parameters if parameter.grad is not None)
+
+
+def pair(optimizer: torch.optim.Optimizer) -> None:
+    """Do nothing: any optimizer goes with any model."""
 
 
 def step(optimizer: torch.optim.Optimizer, closure: Callable[[], Any] | None) -> Any:
@@ -38,7 +52,7 @@ def full_state(model: nn.Module) -> dict[str, Any]:
 
 
 def save(
-    draft: storage.Draft,
+    draft: Draft,
     models_: Mapping[str, nn.Module],
     optimizers: Mapping[str, torch.optim.Optimizer],
     *,
@@ -59,18 +73,10 @@ def load(
     *,
     strict: bool,
 ) -> Callable[[], None]:
-    """What ``save`` wrote; every rank reads all of it."""
+    """What ``save`` wrote, by this strategy or another of its layout; every rank reads what it has of it."""
     modules = {name: models.unwrap(model, keep_torch_compile=False) for name, model in models_.items()}
-    states = {name: weights.fitting(folder, name, module, strict=strict) for name, module in modules.items()}
-    of_optimizers = {name: storage.read(folder / f"{name}.bin") for name in optimizers}
-    for name, optimizer in optimizers.items():
-        saved = [len(group["params"]) for group in of_optimizers[name]["param_groups"]]
-        own = [len(group["params"]) for group in optimizer.param_groups]
-        if saved != own:
-            raise CheckpointError(
-                f"{folder / name}.bin doesn't fit the optimizer, a {type(optimizer).__name__}: its groups have {saved} "
-                f"parameters there, and {own} here"
-            )
+    states = {name: shards.fitting(folder, name, module, strict=strict) for name, module in modules.items()}
+    of_optimizers = {name: shards.fitting_optimizer(folder, name, one) for name, one in optimizers.items()}
 
     def take_up() -> None:
         for name, module in modules.items():
@@ -86,17 +92,25 @@ class Single:
     """One process, nothing to spread."""
 
     name = "single"
-    layout = "whole"
+    layout = "native"
     pairs_optimizers = False
     backward = staticmethod(backward)
     clip = staticmethod(clip)
+    clip_value = staticmethod(clip_value)
+    gradients = staticmethod(gradients)
+    pair = staticmethod(pair)
     step = staticmethod(step)
     full_state = staticmethod(full_state)
     save = staticmethod(save)
     load = staticmethod(load)
 
-    def __init__(self, process: Process, keywords: Keywords) -> None:
+    def __init__(self, process: Process, keywords: Keywords) -> None:  # noqa: ARG002 - as all strategies are made
         """Train on the process's device."""
+        self._process = process
+
+    def place(self, model: nn.Module) -> nn.Module:
+        """The model on the device."""
+        return model.to(self._process.device)
 
     def wrap(self, model: nn.Module) -> nn.Module:
         """The model itself."""
