@@ -248,10 +248,10 @@ def test_a_monitor_whose_view_breaks_says_so(watch):
     watched = Watched()
     monitor = watch(watched)
     monitor.widget  # noqa: B018 - starts the painter
-    watched.record.metrics.append({})
+    kept, watched.record.metrics = watched.record.metrics, None
     monitor.changed(watched.record)
-    until(lambda: any("the monitor has stopped: KeyError" in note for note in watched.record.notes))
-    watched.record.metrics.clear()
+    until(lambda: any("the monitor has stopped: AttributeError" in note for note in watched.record.notes))
+    watched.record.metrics = kept
 
 
 def test_as_text_it_is_a_table(watch):
