@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-import time
 import traceback
 import uuid
 import weakref
@@ -108,10 +107,6 @@ class Panel:
         self._lock = threading.RLock()
         self._places: list[tuple[Cell, str]] = []
         self._stored = ""  # the form as the notebook holds it
-        # JupyterLab says of a widget in a notebook that its author opens again that it is missing, whatever HTML is
-        # stored with it. So the run is stored in an output of its own, which the live panel hides. Where no Jupyter
-        # server has started the kernel, the page is another's, and would show both.
-        self._is_apart = "JPY_SESSION_NAME" in snapshot()
         self._looking: threading.Thread | None = None
 
     # --- showing ------------------------------------------------------------------------------------------------------
@@ -130,8 +125,6 @@ class Panel:
             name = f"notebook-launcher-{uuid.uuid4().hex}"
             self._start()
             cell.display(self._bundle(), name=name)
-            if self._is_apart:
-                cell.display(self._run_bundle(), name=_of_run(name))
             self._places.append((cell, name))
 
     def __repr__(self) -> str:
@@ -182,8 +175,6 @@ class Panel:
             view.show_state(run.status)
             if not run.show_in(_End(self)):
                 self._ended()
-            elif self._is_apart:
-                self._store_run()  # else a notebook that is saved meanwhile would hold the last run's end
             self._show()
 
     def stop(self) -> None:
@@ -284,23 +275,7 @@ class Panel:
     def _ended(self) -> None:
         if self._view is not None and self.run is not None:
             self._view.show_state(self.run.status)
-        if self._is_apart:
-            self._store_run()
-        else:
-            self._store()
-
-    def _store_run(self) -> None:
-        bundle = self._run_bundle()
-        for cell, name in self._places:
-            if cell.live:
-                cell.update(bundle, name=_of_run(name))
-
-    def _run_bundle(self) -> dict[str, Any]:
-        if self.run is None or self._monitor is None:
-            return {"text/html": "", "text/plain": ""}
-        going_on = self.run.status in panel_html.GOING_ON
-        page = panel_html.not_over(self._model.sentence(), time.time()) if going_on else self._monitor.html()
-        return {"text/html": panel_html.stored(page), "text/plain": repr(self.run)}
+        self._store()
 
     def _store(self) -> None:
         """Bring what a saved notebook holds up to date; not at every change, since front ends draw the panel anew."""
@@ -311,16 +286,11 @@ class Panel:
 
     def _bundle(self) -> dict[str, Any]:
         self._stored = panel_html.static(self._model)
-        run_html = self._monitor.html() if self._monitor is not None and not self._is_apart else ""
+        run_html = self._monitor.html() if self._monitor is not None else ""
         bundle: dict[str, Any] = {"text/html": self._stored + run_html, "text/plain": repr(self)}
         if self._view is not None:
             bundle[_WIDGET] = {"version_major": 2, "version_minor": 0, "model_id": self._view.box.model_id}
         return bundle
-
-
-def _of_run(name: str) -> str:
-    """The name of the output that a panel's run is stored in."""
-    return f"{name}-run"
 
 
 class _End:

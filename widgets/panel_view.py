@@ -9,7 +9,6 @@ import ipywidgets as widgets  # type: ignore[import-untyped]
 
 from notebook_launcher.widgets.ansi import on_any_theme
 from notebook_launcher.widgets.form import Form, tip
-from notebook_launcher.widgets.panel_html import GOING_ON, STORED_CLASS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,13 +16,13 @@ if TYPE_CHECKING:
     from notebook_launcher.widgets.controls import Held
     from notebook_launcher.widgets.form_model import FormModel
 
+_GOING_ON = ("starting", "running", "stopping")
 _CLASS = "notebook-launcher-panel"
 # The arrow of a choice is an image that nobody sees on a dark page; code is read in a font of its own.
 _STYLE = f"""<style>
 .{_CLASS} select {{background-image: none; appearance: auto; -webkit-appearance: auto}}
 [data-jp-theme-light="false"] .{_CLASS} select, .vscode-dark .{_CLASS} select {{color-scheme: dark}}
 .{_CLASS} textarea {{font-family: var(--jp-code-font-family, monospace); font-size: 12px; line-height: 1.4}}
-.jp-OutputArea-child:has(.{_CLASS}) + .jp-OutputArea-child:has(.{STORED_CLASS}) {{display: none}}
 .{_CLASS} :is(button, input, select, textarea):focus-visible {{outline: 2px solid currentColor; outline-offset: 1px}}
 </style>"""
 _BAD = on_any_theme("#c62f2f")
@@ -107,7 +106,7 @@ class PanelView:
 
     def show_state(self, status: str) -> None:
         """Offer what can be done while the run is ``status``; "" before the first."""
-        going_on = status in GOING_ON
+        going_on = status in _GOING_ON
         if not going_on:
             self._num_stops = 0
         self.launch_button.disabled = going_on

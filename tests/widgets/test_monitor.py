@@ -248,10 +248,10 @@ def test_a_monitor_whose_view_breaks_says_so(watch):
     watched = Watched()
     monitor = watch(watched)
     monitor.widget  # noqa: B018 - starts the painter
-    kept, watched.record.metrics = watched.record.metrics, None
+    watched.record.metrics.append({})
     monitor.changed(watched.record)
-    until(lambda: any("the monitor has stopped: AttributeError" in note for note in watched.record.notes))
-    watched.record.metrics = kept
+    until(lambda: any("the monitor has stopped: KeyError" in note for note in watched.record.notes))
+    watched.record.metrics.clear()
 
 
 def test_as_text_it_is_a_table(watch):

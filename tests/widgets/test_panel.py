@@ -61,22 +61,17 @@ class FakeCell:
     live = True
 
     def __init__(self):
-        self.bundles = {}
+        self.bundle = None
         self.num_updates = 0
         self.closed = False
         CELLS.append(self)
 
-    @property
-    def bundle(self):
-        return next(iter(self.bundles.values()))
-
     def display(self, bundle, *, name=""):
-        assert name not in self.bundles
-        self.bundles[name] = bundle
+        self.bundle, self.name = bundle, name
 
     def update(self, bundle, *, name):
-        assert name in self.bundles
-        self.bundles[name] = bundle
+        assert name == self.name
+        self.bundle = bundle
         self.num_updates += 1
 
     def close(self):
@@ -118,7 +113,6 @@ class FakeLauncher:
 def launcher(monkeypatch):
     monkeypatch.setattr(panels, "Cell", FakeCell)
     monkeypatch.setattr(panels, "_shown", [])
-    monkeypatch.delenv("JPY_SESSION_NAME", raising=False)
     CELLS.clear()
     return FakeLauncher()
 
@@ -423,21 +417,6 @@ def test_the_static_form_shows_the_finished_run(show, launcher):
     page = CELLS[0].bundle["text/html"]
     assert "<p>a run, finished</p>" in page
     assert "2 processes · CPU (gloo) · fp32 · ddp" in page
-
-
-def test_in_jupyterlab_the_run_is_stored_below_the_panel_which_is_not_drawn_anew(show, launcher, monkeypatch):
-    monkeypatch.setenv("JPY_SESSION_NAME", "a notebook")
-    panel = show(TRAIN)
-    (drawn, stored) = CELLS[0].bundles.values()
-    assert stored == {"text/html": "", "text/plain": ""}
-    view(panel).launch_button.click()
-    (_, stored) = CELLS[0].bundles.values()
-    assert "A run was going on when this was stored" in stored["text/html"]
-    launcher.runs[0].end("finished")
-    (still_drawn, stored) = CELLS[0].bundles.values()
-    assert still_drawn is drawn
-    assert "<p>a run, finished</p>" in stored["text/html"]
-    assert "widget" not in "".join(stored)
 
 
 def test_what_was_chosen_is_stored_when_a_cell_has_run(show):

@@ -29,8 +29,7 @@ class Watched:
         return self
 
     def logs(self, rank, step, **values):
-        one = {name: [value] for name, value in values.items()}
-        self.record.add_metrics(rank, events.Metrics(one, [step], [0.0]))
+        self.record.metric(rank, events.Metric(values, step, 0.0))
         return self
 
     def steps(self, rank, *loops):
