@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import itertools
 import json
 import os
 import tempfile
@@ -54,6 +55,7 @@ def count(seconds, until=lambda: False):
     return num / took_s, 1 - cpu_s / took_s
 """
 RUN = """
+import itertools
 import json
 if {shown}:
     one = panel()
@@ -153,9 +155,12 @@ class Messages:
             self.text += content["text"]
         elif kind == "error":
             self.error = "\n".join(content["traceback"])
-        elif kind == "status" and content["execution_state"] == "idle":
-            if message["parent_header"].get("msg_id") == self.awaited:
-                self.idle.set()
+        elif (
+            kind == "status"
+            and content["execution_state"] == "idle"
+            and message["parent_header"].get("msg_id") == self.awaited
+        ):
+            self.idle.set()
 
 
 def main() -> None:
@@ -198,7 +203,7 @@ def measure(messages: Messages, num_ranks: int, seconds: int) -> None:
         print(f"  main thread: {told['counted'] / alone:.1%} of what it counts alone; it waits {told['waited']:.1%}")
         print(f"  to the browser: {num_bytes / took_s / 1e6:.3f} MB/s")
         rates = sorted((len(one) / took_s for one in times.values()), reverse=True)
-        gaps = [later - one for stamps in times.values() for one, later in zip(stamps, stamps[1:], strict=False)]
+        gaps = [later - one for stamps in times.values() for one, later in itertools.pairwise(stamps)]
         print("  updates a second by widget:", [round(rate, 1) for rate in rates], "longest gap", max(gaps, default=0))
 
 

@@ -47,8 +47,8 @@ def types(python: Path) -> bool:
 
 
 def pytest(python: Path) -> bool:
-    """The tests."""
-    return run([python, "-m", "pytest"])
+    """The tests, two files at a time: most of them wait for processes."""
+    return run([python, "-m", "pytest", "-n", "2", "--dist", "loadfile"])
 
 
 def oldest(_: Path) -> bool:

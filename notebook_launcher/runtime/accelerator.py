@@ -463,6 +463,8 @@ class Accelerator(Identity, Saving):
         Every process then calls it as often. Other keywords are those of ``torch.Tensor.backward``.
         """
         window = self._accumulation.current
+        if not window.sync and not self._accumulation.entered:
+            self._accumulation.end_if_left()
         if num_items is not None or window.items is not None:
             loss = weighting.weigh(loss, num_items, self._accumulation, self.num_processes)
         elif window.divisor != 1:

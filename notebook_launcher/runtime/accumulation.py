@@ -189,6 +189,13 @@ class Accumulation:
             scaling.load_state_dict(self.saved_scalings.pop(0))
         return scaling
 
+    def end_if_left(self) -> None:
+        """Code outside ``accumulate`` goes on by itself once the loop of the current group was left in its middle."""
+        group = self.current
+        if isinstance(group, Group) and group.was_left:
+            group.drop()
+            group.sync, group.divisor = True, self.num_steps
+
     def forget(self) -> None:
         """Let go of all that was collected."""
         self.alone = self.current = Window(self.num_steps, self.new_scaling())
@@ -321,7 +328,7 @@ class Group(Window):
         if len(progress.open) > 1:
             single = [one for one in progress.open if one.prior <= self._seen < one.stamp]
             now = max(single, key=lambda one: one.stamp, default=now)
-        if before is not now and before is not None and not (self._is_done or before.is_open or before.is_last):
+        if before is not now and not self._is_done and self.was_left:
             # The loop was left in mid-group: its gradients belong to no step that will ever come.
             self.drop()
         self._iteration = now
@@ -331,6 +338,11 @@ class Group(Window):
     def is_unfinished(self) -> bool:
         """Whether the group has begun, and goes on with the next micro-batch."""
         return not self._is_done and (self._iteration is None or self._iteration.is_open)
+
+    @property
+    def was_left(self) -> bool:
+        """Whether the loop that the latest micro-batch was in has ended before its data."""
+        return self._iteration is not None and not (self._iteration.is_open or self._iteration.is_last)
 
     def drop(self) -> None:
         """Leave an unfinished group: its gradients belong to no step that will ever come."""

@@ -17,6 +17,7 @@ import dataclasses
 import functools
 import pickle
 import re
+import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -89,13 +90,13 @@ class Checkpoints:
                 "save_state was called within an accumulation group, and the gradients collected so far are not saved: "
                 "a run that resumes begins a new group there. Call it where accelerator.sync_gradients is True."
             )
-        told = _together("save_state", lambda: (self._new_folder(output_dir), self._of_this_rank()))
-        folder, ranks = told[0][0], [state for _, state in told]
+        told = _together("save_state", lambda: (self._new_folder(output_dir), self._of_this_rank(), uuid.uuid4().hex))
+        (folder, _, name), ranks = told[0], [state for _, state, _ in told]
         draft = storage.Draft(folder, writes=self.writes)
         try:
             _together("save_state", lambda: draft.begin() if draft.writes else None)
             num_models = _together("save_state", lambda: self._write(draft, ranks, safe=safe))[0]
-            _together("save_state", lambda: self._commit(draft, num_models) if draft.writes else None)
+            _together("save_state", lambda: self._commit(draft, num_models, name) if draft.writes else None)
         except CheckpointError:
             if draft.writes:
                 draft.discard()
@@ -114,7 +115,10 @@ class Checkpoints:
     def _new_folder(self, output_dir: str | os.PathLike[str] | None) -> Path:
         """Where to save; with automatic naming it never takes the place of another."""
         if output_dir is not None:
-            return Path(output_dir).expanduser().resolve()
+            folder = Path(output_dir).expanduser().resolve()
+            if folder == folder.parent:
+                raise ConfigError(f"{output_dir} can't be replaced as a whole; name a folder in it")
+            return folder
         taken = [_number(folder) + 1 for folder in self._numbered()]
         return self._home() / f"checkpoint_{max([self.project.iteration, *taken])}"
 
@@ -160,11 +164,12 @@ class Checkpoints:
                 draft.objects(f"loaders_{rank}.bin", places)
         return len(models)
 
-    def _commit(self, draft: storage.Draft, num_models: int) -> None:
+    def _commit(self, draft: storage.Draft, num_models: int, name: str) -> None:
         project, home = self.project, self._home()
         is_numbered = draft.folder.parent == home and _NUMBERED.fullmatch(draft.folder.name)
         draft.commit(
             {
+                "id": name,
                 "strategy": self.strategy.name,
                 "layout": self.strategy.layout,
                 "num_processes": self.process.num_processes,
@@ -174,7 +179,8 @@ class Checkpoints:
             }
         )
         if project.automatic_checkpoint_naming:
-            storage.remove(*home.glob(".checkpoint_*.saving"), *home.glob(".checkpoint_*.removing"))
+            storage.clear(*home.glob(".checkpoint_*.saving"))
+            storage.remove(*home.glob(".checkpoint_*.removing"))
             for folder in self._numbered()[: -project.total_limit] if project.total_limit else ():
                 storage.take_away(folder)
 
@@ -196,7 +202,9 @@ class Checkpoints:
         folder = _together("load_state", lambda: self._chosen(input_dir, ignore))[0]
         acts: list[Callable[[], object]] = []
         lost: list[str] = []
-        _together("load_state", lambda: self._read(folder, acts, lost, strict=strict, ignore=ignore))
+        ids = _together("load_state", lambda: self._read(folder, acts, lost, strict=strict, ignore=ignore))
+        if len(set(ids)) > 1:
+            raise CheckpointError(f"load_state failed: {folder} was replaced while it was read. Load it again.")
         for act in acts:
             act()
         if lost and self.process.rank == 0:
@@ -223,8 +231,8 @@ class Checkpoints:
 
     def _read(
         self, folder: Path, acts: list[Callable[[], object]], lost: list[str], *, strict: bool, ignore: str
-    ) -> None:
-        """Read and check everything; ``acts`` put it in its place, ``lost`` tells what can't be kept."""
+    ) -> str:
+        """Read and check everything; ``acts`` put it in its place, ``lost`` tells what can't be kept. Return its id."""
         rank = self.process.rank
         elsewhere = rank and self.process.world.local_rank == 0  # a machine that may have files of its own
         facts = storage.checked(folder, ignore=ignore) if elsewhere else storage.manifest(folder)
@@ -248,6 +256,8 @@ class Checkpoints:
                     f"{folder} holds the place of a loader with other generators than those of loader {number}; "
                     "prepare loaders as the code that saved it did, in the same order"
                 )
+            if change := loader.change(place):
+                lost.append(f"loader {number} read {change}: the rest of its epoch is not what it would have been")
             acts.append(functools.partial(loader.go_on, place, is_exact=is_same))
             if loader.persistent_workers and place["epoch"]:
                 lost.append("workers that persist have drawn random numbers in earlier epochs, and new ones begin anew")
@@ -256,6 +266,9 @@ class Checkpoints:
             acts.append(lambda: setattr(self.project, "iteration", facts["iteration"]))
         if not ignore and rank < facts["num_processes"]:  # last: what comes before may draw
             acts.append(functools.partial(randomness.restore, self._random(folder), self.process.device))
+        if storage.manifest(folder) != facts:
+            raise CheckpointError(f"{folder} was replaced while it was read. Load it again.")
+        return str(facts["id"])
 
     def _compare(self, folder: Path, facts: dict[str, Any], lost: list[str]) -> None:
         if facts["layout"] != self.strategy.layout:

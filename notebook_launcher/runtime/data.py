@@ -131,11 +131,23 @@ class PreparedLoader(DataLoader[Any]):
 
     def place(self) -> State:
         """Where this process is in the loader, for ``go_on``."""
-        return self._share.place.state(self._share.latest, self._share.plan.num_parts)
+        return self._share.place.state(self._share.latest, self._share.plan.num_parts) | {"reads": self._reads()}
 
     def fits(self, place: State) -> bool:
         """Whether ``place`` may be that of this loader."""
         return self._share.place.fits(place)
+
+    def change(self, place: State) -> str:
+        """What is read otherwise than it was in the pass that ``place`` is in the middle of; "" where nothing is."""
+        before, now = place.get("reads"), self._reads()
+        return f"{before}, and now {now}" if "beginning" in place and before != now else ""
+
+    def _reads(self) -> str:
+        try:
+            num_samples = f"{len(self.dataset)} samples"  # type: ignore[arg-type]
+        except TypeError:
+            num_samples = "samples"
+        return f"{num_samples} in batches of {self._share.plan.batch_size} by {self.num_workers} workers"
 
     def go_on(self, place: State, *, is_exact: bool = True) -> None:
         """Let the next pass go on from ``place``; not ``is_exact``: that of a run of another number of processes."""
@@ -153,8 +165,8 @@ class PreparedLoader(DataLoader[Any]):
     def _seed_workers(self) -> None:
         """Give each rank's loader workers random numbers of their own; rank 0's are those of plain torch."""
         share = self._share
-        if not share.process.rank or not self.num_workers or share.dispatches:
-            return
+        if not share.process.rank or not self.num_workers or share.dispatches or self._iterator is not None:
+            return  # persistent workers are seeded once
         drawn = int(torch.empty((), dtype=torch.int64).random_(generator=share.generator).item())
         self.generator = torch.Generator().manual_seed((drawn + share.process.rank) % 2**63)
 
@@ -197,7 +209,10 @@ class PreparedLoader(DataLoader[Any]):
         """The batches, and what to ask for the round that each belongs to."""
         sampler = self._share.sampler
         if sampler is not None and not self._share.dispatches:
-            return self._read(), sampler.notes.popleft
+            batches = self._read()
+            if not hasattr(batches, "_sampler_iter"):  # a subclass's generator, which begins with its first batch
+                batches = itertools.chain(list(itertools.islice(batches, 1)), batches)
+            return batches, sampler.notes.popleft
         notes: Notes = collections.deque()
         return _noted(self._data_batches(num_before), notes), notes.popleft
 
@@ -221,7 +236,7 @@ class PreparedLoader(DataLoader[Any]):
         source: Iterator[Any] = iter(()) if is_sent else self._read()
         if share.sampler is None and not self.num_workers:
             source = share.place.follow(source, num_before * share.plan.num_parts, share.plan.num_parts)
-        rounds = sharding.rounds(source, share.plan, sharding.DATA)
+        rounds = sharding.rounds(source, share.plan, sharding.data_operations(share.plan.batch_size))
         return dispatch.received(rounds, share.rank) if share.dispatches else dispatch.own(rounds, share.rank)
 
     def _begun(self) -> Iterator[dispatch.Received]:

@@ -93,7 +93,7 @@ def _parts(tensor: torch.Tensor) -> list[torch.Tensor]:
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor as bytes, which travel whatever its dtype; in its own memory where that is contiguous."""
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    return tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
 
 
 def broadcast(tensor: Any, from_process: int = 0) -> Any:
@@ -112,7 +112,7 @@ def _broadcast_leaf(leaf: Any, source: int) -> Any:
     if isinstance(leaf, torch.Tensor):
         flat = _bytes(leaf)
         dist.broadcast(flat, src=source)
-        if not leaf.is_contiguous():
+        if flat.data_ptr() != leaf.data_ptr():
             leaf.detach().copy_(flat.view(leaf.dtype).reshape(leaf.shape))
     return leaf
 
@@ -169,15 +169,17 @@ def pad_across_processes(tensor: Any, dim: int = 0, pad_index: float = 0, pad_fi
         return tensor
     agreement.check("pad_across_processes")
     found = [leaf for leaf in trees.leaves(tensor) if isinstance(leaf, torch.Tensor)]
-    lengths = all_objects([leaf.shape[dim] if -leaf.ndim <= dim < leaf.ndim else 0 for leaf in found])
+    lengths = all_objects([leaf.shape[dim] if -leaf.ndim <= dim < leaf.ndim else -1 for leaf in found])
     if len({len(row) for row in lengths}) > 1:
         raise ValueError(
             f"pad_across_processes was given {[len(row) for row in lengths]} tensors, by rank; give as many"
         )
+    if any(-1 in column and max(column) >= 0 for column in zip(*lengths, strict=True)):
+        raise ValueError(f"pad_across_processes was given tensors that have a dim {dim} on some ranks only")
     longest = map(max, zip(*lengths, strict=True))
 
     def padded(leaf: Any) -> Any:
-        if not isinstance(leaf, torch.Tensor) or (length := next(longest)) <= (leaf.shape[dim] if length else 0):
+        if not isinstance(leaf, torch.Tensor) or (length := next(longest)) <= (leaf.shape[dim] if length > 0 else 0):
             return leaf
         start = length - leaf.shape[dim] if pad_first else 0
         shape = list(leaf.shape)
@@ -263,8 +265,9 @@ def _is_sample_list(items: list[Any], size: int | None) -> bool:
     if len(items) != size:
         return False
     if all(isinstance(item, torch.Tensor) for item in items):
-        return any(item.ndim == 0 or item.shape[0] != size for item in items)
-    return any(trees.children(item) for item in items)
+        is_one_kind = len({(item.dtype, item.ndim) for item in items}) == 1  # not a loss beside its logits
+        return is_one_kind and any(item.ndim == 0 or item.shape[0] != size for item in items)
+    return not any(isinstance(item, torch.Tensor) for item in items)
 
 
 def _join(found: Sequence[Any], layout: _Layout, *, as_objects: bool) -> Any:
@@ -276,6 +279,8 @@ def _join(found: Sequence[Any], layout: _Layout, *, as_objects: bool) -> Any:
         as_objects or any(_is_sample_list(part, layout.size(rank)) for rank, part in enumerate(found))
     ):
         return [item for rank, part in enumerate(found) for item in part[: layout.kept(len(part), rank)]]
+    if trees.is_text_tuple(first) and first:
+        return tuple(item for rank, part in enumerate(found) for item in part[: layout.kept(len(part), rank)])
     branches = trees.children(first)
     if not branches:
         return None if first is None else list(found)

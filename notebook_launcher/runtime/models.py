@@ -9,6 +9,7 @@ chosen. A method that calls submodules past the model's own call (``self.encoder
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -65,6 +66,14 @@ class AutocastView:
         """Pickle as the module and its precision: the class was made in this process."""
         return autocast_view, (self.viewed, self._precision)
 
+    def __copy__(self) -> nn.Module:
+        """A view of a copy, whose attributes are its own."""
+        return autocast_view(copy.copy(self.viewed), self._precision)
+
+    def _replicate_for_data_parallel(self) -> Any:
+        """What ``nn.DataParallel`` runs on another device."""
+        return _dress(super()._replicate_for_data_parallel(), self.viewed, self._precision)  # type: ignore[misc]
+
 
 def autocast_view(module: nn.Module, precision: Precision) -> nn.Module:
     """``module`` as seen in ``precision``; the module itself where that is fp32."""
@@ -73,8 +82,12 @@ def autocast_view(module: nn.Module, precision: Precision) -> nn.Module:
     kind: Any = type(module)
     names = {"__slots__": ("_autocast", "_depth", "_precision", "viewed"), "__module__": kind.__module__}
     view_kind: Any = type(kind)(kind.__name__, (AutocastView, kind), names)
-    view: nn.Module = view_kind.__new__(view_kind)
+    view = view_kind.__new__(view_kind)
     _slots(view, "__dict__", module.__dict__)
+    return _dress(view, module, precision)
+
+
+def _dress(view: nn.Module, module: nn.Module, precision: Precision) -> nn.Module:
     _slots(view, "viewed", module)
     _slots(view, "_precision", precision)
     _slots(view, "_autocast", precision.autocast())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,6 +17,12 @@ if TYPE_CHECKING:
 
 def _plain_step(optimizer: torch.optim.Optimizer, closure: Callable[[], Any] | None) -> Any:
     return optimizer.step() if closure is None else optimizer.step(closure)
+
+
+def _evaluate(closure: Callable[[], Any], window: Window) -> Any:
+    """Call ``closure``, which an optimizer may do more than once: its loss is not a further part of the group."""
+    window.is_pending, window.items = False, None
+    return closure()
 
 
 class PreparedOptimizer(torch.optim.Optimizer):
@@ -62,7 +69,7 @@ class PreparedOptimizer(torch.optim.Optimizer):
             self.step_was_skipped = not window.scaling.unscale(self.optimizer)
             if self.step_was_skipped:
                 return None
-        return own["_step"](own["optimizer"], closure)
+        return own["_step"](own["optimizer"], closure and functools.partial(_evaluate, closure, window))
 
     def zero_grad(self, set_to_none: bool = True) -> None:  # noqa: FBT001, FBT002 - torch's
         """Clear the gradients. Those of an unfinished group are kept until it is finished, then cleared."""

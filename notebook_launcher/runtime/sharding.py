@@ -71,12 +71,7 @@ class Operations(Generic[Batch]):
 
 
 def _index_size(batch: Any) -> int:
-    return len(batch) if isinstance(batch, (list, tuple)) else 1
-
-
-def _data_size(batch: Any) -> int:
-    size = trees.num_samples(batch)
-    return 1 if size is None else size
+    return len(batch) if isinstance(batch, (list, tuple, range)) or getattr(batch, "ndim", None) else 1
 
 
 INDICES: Operations[Any] = Operations(
@@ -84,7 +79,24 @@ INDICES: Operations[Any] = Operations(
     join=lambda batches: [index for batch in batches for index in batch],
     part=lambda batch, start, stop: list(batch[start:stop]),
 )
-DATA: Operations[Any] = Operations(size=_data_size, join=trees.concatenate, part=trees.part)
+
+
+def data_operations(batch_size: int | None) -> Operations[Any]:
+    """For batches of data. The first one's size tells which of its lists have one element a sample: images, targets."""
+    depth: int | None = None
+
+    def size(batch: Any) -> int:
+        nonlocal depth
+        if depth is None:
+            depth = trees.row_depth(batch, batch_size)
+        found = trees.num_samples(batch, depth)
+        return 1 if found is None else found
+
+    return Operations(
+        size=size,
+        join=lambda batches: trees.concatenate(batches, -1 if depth is None else depth),
+        part=lambda batch, start, stop: trees.part(batch, start, stop, -1 if depth is None else depth),
+    )
 
 
 def rounds(batches: Iterable[Batch], plan: Plan, operations: Operations[Batch]) -> Iterator[Round[Batch]]:
@@ -175,8 +187,16 @@ def _level(
 ) -> Round[Batch]:
     """Cut ``samples`` into one part of ``batch_size`` for each rank, repeating ``start`` as often as it takes."""
     num_real, needed = operations.size(samples), batch_size * num_ranks
-    while operations.size(samples) < needed:
-        samples = operations.join([samples, operations.part(start, 0, needed - operations.size(samples))])
+    size = num_real
+    while size < needed:
+        samples = operations.join([samples, operations.part(start, 0, needed - size)])
+        before, size = size, operations.size(samples)
+        if size <= before:
+            raise ValueError(
+                f"a batch can't be filled or cut: nothing in it, a {type(samples).__name__}, has a length that is its "
+                "number of samples. Have the loader's collate_fn return tensors, arrays or lists, or leave out "
+                "split_batches"
+            )
     parts = [operations.part(samples, rank * batch_size, (rank + 1) * batch_size) for rank in range(num_ranks)]
     counts = tuple(min(max(num_real - rank * batch_size, 0), batch_size) for rank in range(num_ranks))
     return Round(parts, (batch_size,) * num_ranks, counts, (True,) * num_ranks)
@@ -187,22 +207,26 @@ def _split(batches: Iterable[Batch], plan: Plan, operations: Operations[Batch]) 
     head = list(itertools.islice(stream, 1))
     first = head[0] if head else None
     global_size = plan.batch_size if plan.batch_size is not None or first is None else operations.size(first)
-    while head:
-        batch = head[0]
-        head = list(itertools.islice(stream, 1))
-        yield _pieces(batch, first, global_size or 1, plan, is_last=not head, operations=operations)
+    current: Round[Batch] | None = None
+    for batch in itertools.chain(head, stream):
+        following = _pieces(batch, first, global_size or 1, plan, operations)
+        if current is not None:
+            yield current._replace(is_last=tuple(rank >= len(following.parts) for rank in range(plan.num_ranks)))
+        current = following
+    if current is not None:
+        yield current
 
 
-def _pieces(
-    batch: Batch, first: Any, global_size: int, plan: Plan, *, is_last: bool, operations: Operations[Batch]
-) -> Round[Batch]:
+def _pieces(batch: Batch, first: Any, global_size: int, plan: Plan, operations: Operations[Batch]) -> Round[Batch]:
+    """One batch of all ranks in pieces, as if it were the last."""
     num_ranks = plan.num_ranks
     size = operations.size(batch)
     piece = -(-global_size // num_ranks) if size <= global_size else -(-size // num_ranks)
-    ends = (is_last,) * num_ranks
     if plan.even and size < piece * num_ranks:
-        level = _level(batch, first, piece, num_ranks, operations)
-        return Round(level.parts, level.sizes, level.counts, ends)
+        try:
+            return _level(batch, first, piece, num_ranks, operations)
+        except ValueError:  # padded to another length than the first
+            return _level(batch, batch, piece, num_ranks, operations)
     parts = [operations.part(batch, rank * piece, (rank + 1) * piece) for rank in range(num_ranks)]
     sizes = tuple(min(max(size - rank * piece, 0), piece) for rank in range(num_ranks))
-    return Round([part for part, kept in zip(parts, sizes, strict=True) if kept], sizes, sizes, ends)
+    return Round([part for part, kept in zip(parts, sizes, strict=True) if kept], sizes, sizes, (True,) * num_ranks)

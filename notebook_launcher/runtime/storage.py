@@ -1,19 +1,23 @@
 """A checkpoint's folder: written beside its place and put there whole, checked before it is read, never executed.
 
-``checkpoint.json``, written last, has the size and crc32 of every file; a folder without it is no checkpoint.
+``checkpoint.json``, written last, has the size and crc32 of every file and of itself; a folder without it is no
+checkpoint.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
+import fcntl
 import json
 import os
 import re
 import shutil
 import sys
 import zlib
-from pathlib import Path
+from concurrent import futures
+from pathlib import Path, PurePath
 from typing import IO, TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -27,6 +31,7 @@ if TYPE_CHECKING:
 MANIFEST = "checkpoint.json"
 FORMAT = 1
 _CHUNK_BYTES = 2**24
+_LARGE_BYTES = 2**20
 _NUMPY: list[Any] = [
     np.ndarray,
     np.dtype,
@@ -42,23 +47,37 @@ def beside(folder: Path, state: str) -> Path:
 
 
 class _Counted:
-    """A file being written, its size and crc32."""
+    """A file being written, its size and crc32; what is large is counted and sent to the disk while it is written."""
 
-    def __init__(self, file: IO[bytes], path: Path) -> None:
+    def __init__(self, file: IO[bytes], path: Path, pool: futures.Executor) -> None:
         self._file = file
         self.path = path
         self.size = self.crc = 0
         self.error: OSError | None = None
+        self._pool = pool
+        self._on_its_way: futures.Future[None] | None = None
 
     def write(self, data: bytes | memoryview) -> int:
+        is_large = len(data) >= _LARGE_BYTES
+        counted = self._pool.submit(zlib.crc32, data, self.crc) if is_large else None
         try:
             self._file.write(data)
+            if is_large and (self._on_its_way is None or self._on_its_way.done()):
+                self.sent()
+                self._on_its_way = self._pool.submit(os.fsync, self._file.fileno())
         except OSError as error:
             self.error = error  # torch's writer makes something unreadable of it
             raise
+        finally:  # the data is the caller's again
+            crc = counted.result() if counted is not None else zlib.crc32(data, self.crc)
         self.size += len(data)
-        self.crc = zlib.crc32(data, self.crc)
+        self.crc = crc
         return len(data)
+
+    def sent(self) -> None:
+        """Raise what the disk has said to what it was sent: it says so once."""
+        if self._on_its_way is not None:
+            self._on_its_way.result()
 
     def flush(self) -> None:
         self._file.flush()
@@ -76,6 +95,7 @@ class Draft:
         self.writes = writes
         self.path = folder if in_place else beside(folder, "saving")
         self._in_place = in_place
+        self._locks: list[int] = []
         self._files: dict[str, list[int]] = {}
         if in_place:
             folder.mkdir(parents=True, exist_ok=True)
@@ -87,21 +107,24 @@ class Draft:
             raise NotADirectoryError(f"{folder} is a file; name a folder")
         if Path.cwd().is_relative_to(folder):
             raise ConfigError(f"{folder} holds the working directory, and is replaced as a whole; name another folder")
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._locks.append(_lock(self.path))
         if aside.exists() and not folder.exists():
             aside.rename(folder)
-        remove(self.path)
-        self.path.mkdir(parents=True)
+        for left in self.path.iterdir():
+            shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
 
     @contextlib.contextmanager
     def open(self, name: str) -> Iterator[_Counted]:
         """The file ``name``, to be written; it is on the disk when the context ends."""
         path = self.path / name
         written = beside(path, "saving") if self._in_place else path
-        with written.open("wb") as file:
-            counted = _Counted(file, written)
+        with written.open("wb") as file, futures.ThreadPoolExecutor(2) as pool:
+            counted = _Counted(file, written, pool)
             try:
                 yield counted
                 file.flush()
+                counted.sent()
                 os.fsync(file.fileno())
             except Exception:
                 written.unlink()
@@ -120,7 +143,8 @@ class Draft:
     def objects(self, name: str, thing: Any, *, of_any_kind: bool = False) -> None:
         """``thing`` as torch saves it; ``ConfigError`` for a kind that can't be loaded without executing pickle."""
         with self.open(name) as file, torch.serialization.safe_globals(_NUMPY):
-            torch.save(thing, cast("IO[bytes]", file))
+            with _without_second_crc():
+                torch.save(thing, cast("IO[bytes]", file))
             file.flush()
             unsafe = [] if of_any_kind else torch.serialization.get_unsafe_globals_in_checkpoint(str(file.path))
             if unsafe:
@@ -139,17 +163,24 @@ class Draft:
             if path.is_file() and name not in self._files:  # a hook's
                 self._files[name] = [path.stat().st_size, _crc(path)]
                 _sync(path)
-        files = dict(self._files)
-        self.text(MANIFEST, json.dumps({"format": FORMAT, **facts, "files": files}, indent=1))
+        facts = {"format": FORMAT, **facts, "files": dict(self._files)}
+        self.text(MANIFEST, json.dumps(facts | {"crc32": crc_of(facts)}, indent=1))
         self._carry_over()
         _sync(self.path)
         self._put_in_place()
         _sync(self.folder.parent)
-        remove(self.path, beside(self.folder, "old"))
+        remove(*([self.path] if len(self._locks) > 1 else []), beside(self.folder, "old"))
+        self._unlock()
 
     def discard(self) -> None:
         """Give it up."""
-        remove(self.path)
+        if self._locks:  # else the draft is another's
+            remove(self.path)
+            self._unlock()
+
+    def _unlock(self) -> None:
+        while self._locks:
+            _unlock(self._locks.pop())
 
     def _carry_over(self) -> None:
         """Link what the folder holds beside its checkpoint into the draft."""
@@ -172,8 +203,11 @@ class Draft:
     def _put_in_place(self) -> None:
         folder, aside = self.folder, beside(self.folder, "old")
         if folder.exists():
+            replaced = _lock(folder)  # before it is where drafts are
             if _exchange(self.path, folder):
+                self._locks.append(replaced)
                 return
+            _unlock(replaced)
             if aside.exists():
                 remove(folder)  # what is set aside is the last checkpoint, this is none
             else:
@@ -195,12 +229,22 @@ def manifest(folder: Path) -> dict[str, Any]:
     path = folder / MANIFEST
     try:
         facts: dict[str, Any] = json.loads(path.read_text())
-        version, _ = facts["format"], facts["files"].items()
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        version, crc = facts["format"], facts.pop("crc32", None)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{path} is damaged: {error!r}. Load another checkpoint.") from error
     if version != FORMAT:
         raise CheckpointError(f"{path} is of format {version!r}, and this version reads {FORMAT}")
+    if crc != crc_of(facts):
+        raise CheckpointError(f"{path} is damaged: its content has changed. Load another checkpoint.")
+    outside = [name for name in facts["files"] if PurePath(name).is_absolute() or ".." in PurePath(name).parts]
+    if outside:
+        raise CheckpointError(f"{path} names {outside[0]!r}, which is not in its folder. Load another checkpoint.")
     return facts
+
+
+def crc_of(facts: dict[str, Any]) -> int:
+    """The crc32 of what a manifest says."""
+    return zlib.crc32(json.dumps(facts, sort_keys=True).encode())
 
 
 def checked(folder: Path, *, ignore: str = "") -> dict[str, Any]:
@@ -209,18 +253,26 @@ def checked(folder: Path, *, ignore: str = "") -> dict[str, Any]:
     Raises ``CheckpointError`` with the name of the first that is not.
     """
     facts = manifest(folder)
-    for name, (size, crc) in facts["files"].items():
-        path = folder / name
-        if ignore and name.startswith(ignore):
-            continue
-        if not path.is_file():
-            raise CheckpointError(f"{path} is missing. Load another checkpoint.")
+    for name, entry in facts["files"].items():
+        problem = None if ignore and name.startswith(ignore) else _problem(folder / name, *entry)
+        if problem is not None:
+            if manifest(folder) != facts:  # another process has replaced it meanwhile
+                return checked(folder, ignore=ignore)
+            raise CheckpointError(f"{folder / name} {problem}. Load another checkpoint.")
+    return facts
+
+
+def _problem(path: Path, size: int, crc: int) -> str | None:
+    """What is wrong with a file that was of that size and crc32."""
+    if not path.is_file():
+        return "is missing"
+    try:
         found = path.stat().st_size
         if found != size:
-            raise CheckpointError(f"{path} is damaged: {found} bytes, not {size}. Load another checkpoint.")
-        if _crc(path) != crc:
-            raise CheckpointError(f"{path} is damaged: its content has changed. Load another checkpoint.")
-    return facts
+            return f"is damaged: {found} bytes, not {size}"
+        return None if _crc(path) == crc else "is damaged: its content has changed"
+    except OSError as error:
+        return f"can't be read: {error}"
 
 
 def read(path: Path) -> Any:
@@ -242,10 +294,53 @@ def take_away(folder: Path) -> None:
     remove(aside)
 
 
+def clear(*drafts: Path) -> None:
+    """Delete those of ``drafts`` that nobody is writing."""
+    for draft in drafts:
+        with contextlib.suppress(OSError, CheckpointError):
+            lock = _lock(draft)
+            remove(draft)
+            _unlock(lock)
+
+
 def remove(*folders: Path) -> None:
     """Delete what is there of ``folders``; what can't be deleted stays."""
     for folder in folders:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _lock(draft: Path) -> int:
+    """Keep other processes from writing into ``draft``, until what is returned is closed or this process ends."""
+    descriptor = os.open(draft, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        is_ours = os.path.samestat(os.fstat(descriptor), draft.stat())
+    except OSError as error:
+        is_ours = error.errno in {errno.EBADF, errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS}  # no locks there
+    if not is_ours:
+        os.close(descriptor)
+        raise CheckpointError(
+            f"another process is saving into {draft}, and two would write one checkpoint; give each run a folder of "
+            "its own (save_on_each_node=True is for folders that machines do not share)"
+        )
+    return descriptor
+
+
+def _unlock(descriptor: int) -> None:
+    with contextlib.suppress(OSError):
+        fcntl.flock(descriptor, fcntl.LOCK_UN)  # a forked process may hold it too
+    os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _without_second_crc() -> Iterator[None]:
+    """A context in which torch counts no crc32, which takes it as long as to write: ours is what loading looks at."""
+    before = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(compute_crc32=False)
+    try:
+        yield
+    finally:
+        torch.serialization.set_crc32_options(before)
 
 
 def _exchange(one: Path, other: Path) -> bool:

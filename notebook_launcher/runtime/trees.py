@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import sys
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from typing import Any, TypeGuard
 
@@ -113,45 +114,93 @@ def to_float32(tree: Any) -> Any:
     return rebuild(tree, [to_float32(child) for _, child in branches])
 
 
-def num_samples(tree: Any) -> int | None:
-    """Length of the first dim of the first tensor that has one, else of the first list; None where there is neither."""
-    if isinstance(tree, torch.Tensor):
-        return tree.shape[0] if tree.ndim else None
-    sizes = (num_samples(child) for _, child in children(tree))
+def is_text_tuple(tree: object) -> bool:
+    """Whether ``tree`` is a tuple of strings, which torch makes of a batch of them."""
+    return isinstance(tree, tuple) and not is_namedtuple(tree) and all(isinstance(item, (str, bytes)) for item in tree)
+
+
+def is_array(leaf: object) -> bool:
+    """Whether ``leaf`` is a tensor or a numpy array."""
+    numpy = sys.modules.get("numpy")
+    return isinstance(leaf, torch.Tensor) or (numpy is not None and isinstance(leaf, numpy.ndarray))
+
+
+def row_depth(tree: Any, length: int | None) -> int:
+    """How deep in a batch of ``length`` samples its lists (or tuples) of one element a sample lie.
+
+    -1 where there are none: arrays have the samples along dim 0, or nobody can tell.
+    """
+    if length is None or all(leaf.shape[0] == length for leaf in leaves(tree) if is_array(leaf) and leaf.ndim):
+        return -1
+    level, depth = [tree], 0
+    while level:
+        for node in level:
+            if _is_row_list(node, length):
+                # of lists that were zipped: (images, targets)
+                return depth + all(_is_row_list(item, length) for item in node)
+        level = [child for node in level for _, child in children(node)]
+        depth += 1
+    return -1
+
+
+def _is_row_list(tree: Any, length: int) -> bool:
+    is_list = isinstance(tree, (list, tuple)) and not is_namedtuple(tree)
+    return is_list and len(tree) == length and len({type(item) for item in tree}) == 1
+
+
+def _holds_samples(tree: Any, depth: int) -> bool:
+    """Whether a list, ``depth`` above those that ``row_depth`` found, has one element a sample."""
+    if depth == 0 and isinstance(tree, (list, tuple)) and not is_namedtuple(tree):
+        return True
+    if isinstance(tree, list):
+        return not any(is_array(child) or children(child) for child in tree)
+    return is_text_tuple(tree)
+
+
+def num_samples(tree: Any, depth: int = -1) -> int | None:
+    """Length of the first dim of the first array that has one, else of the first list; None where there is neither.
+
+    ``depth``, here and below, is what ``row_depth`` says.
+    """
+    if is_array(tree):
+        return int(tree.shape[0]) if tree.ndim else None
+    if depth == 0 and _holds_samples(tree, depth):
+        return len(tree)
+    sizes = (num_samples(child, depth - 1) for _, child in children(tree))
     found = next((size for size in sizes if size is not None), None)
     if found is None and isinstance(tree, list):
         return len(tree)
     return found
 
 
-def concatenate(trees: Sequence[Any]) -> Any:
-    """One batch from several: tensors joined along dim 0, lists of plain values end to end.
+def concatenate(trees: Sequence[Any], depth: int = -1) -> Any:
+    """One batch from several: arrays joined along dim 0, lists of samples end to end.
 
-    Raises ``ValueError`` for tensors that differ in another dim, or for trees of different shape.
+    Raises ``ValueError`` for arrays that differ in another dim, or for trees of different shape.
     """
     first = trees[0]
-    if isinstance(first, torch.Tensor):
+    if is_array(first):
         if len({(tree.dtype, tuple(tree.shape[1:])) for tree in trees}) > 1 or first.ndim == 0:
             raise ValueError(f"can't join tensors of the shapes {[tuple(tree.shape) for tree in trees]} along dim 0")
-        return torch.cat(list(trees))
-    branches = children(first)
-    if isinstance(first, list) and not any(isinstance(child, torch.Tensor) or children(child) for _, child in branches):
+        return (torch.cat if isinstance(first, torch.Tensor) else sys.modules["numpy"].concatenate)(list(trees))
+    if _holds_samples(first, depth):
         return type(first)(value for tree in trees for value in tree)
+    branches = children(first)
     if not branches:
         return first
     if any(type(tree) is not type(first) or len(children(tree)) != len(branches) for tree in trees):
         raise ValueError(f"can't join batches of different structure: {[type(tree).__name__ for tree in trees]}")
     columns = zip(*([child for _, child in children(tree)] for tree in trees), strict=True)
-    return rebuild(first, [concatenate(column) for column in columns])
+    return rebuild(first, [concatenate(column, depth - 1) for column in columns])
 
 
-def part(tree: Any, start: int, stop: int) -> Any:
-    """Samples ``start`` to ``stop`` of a batch: the slice along dim 0 of every tensor and list of plain values."""
-    if isinstance(tree, torch.Tensor):
+def part(tree: Any, start: int, stop: int, depth: int = -1) -> Any:
+    """Samples ``start`` to ``stop`` of a batch: the slice along dim 0 of every array and list of samples."""
+    if is_array(tree):
         return tree[start:stop] if tree.ndim else tree
-    branches = children(tree)
-    if isinstance(tree, list) and not any(isinstance(child, torch.Tensor) or children(child) for _, child in branches):
+    if _holds_samples(tree, depth):
         return tree[start:stop]
+    branches = children(tree)
     if not branches:
         return tree
-    return rebuild(tree, [part(child, start, stop) for _, child in branches])
+    return rebuild(tree, [part(child, start, stop, depth - 1) for _, child in branches])

@@ -40,7 +40,8 @@ def save(draft: storage.Draft, name: str, state: Mapping[str, Any], *, safe: boo
 def fitting(folder: Path, name: str, model: nn.Module, *, strict: bool = True) -> dict[str, Any]:
     """What ``save`` kept of ``model``, to be loaded into it; raises ``CheckpointError`` where it doesn't fit."""
     path = folder / f"{name}.safetensors"
-    state = _read(path) if path.exists() else storage.read(path := folder / f"pytorch_{name}.bin")
+    is_safe = path.name in storage.manifest(folder)["files"]  # what else is in the folder may have that name
+    state = _read(path) if is_safe else storage.read(path := folder / f"pytorch_{name}.bin")
     check(path, state, model.state_dict(), type(model).__name__, strict=strict)
     return state
 
@@ -67,8 +68,14 @@ def save_model(
 ) -> None:
     """``state`` in ``folder``, in files of at most ``max_shard_size``, with an index where there are several.
 
-    Each file appears whole or not at all; files of an earlier, larger set are removed.
+    Each file appears whole or not at all; files of an earlier, larger set are removed. Raises ``ConfigError`` for a
+    folder of ``save_state``, whose files have these names.
     """
+    if (Path(folder) / storage.MANIFEST).exists():
+        raise ConfigError(
+            f"save_model({str(folder)!r}) would replace files of the checkpoint that is there, which could then not be "
+            "loaded; name another folder"
+        )
     draft = storage.Draft(Path(folder), in_place=True)
     stem, suffix = ("model", "safetensors") if safe else ("pytorch_model", "bin")
     tensors, aliases = untied(state) if safe else (dict(state), {})

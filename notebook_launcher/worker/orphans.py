@@ -9,19 +9,16 @@ from __future__ import annotations
 import ctypes
 import os
 import pathlib
-import sys
 
 _SET_CHILD_SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of <linux/prctl.h>
-_libc = ctypes.CDLL(None)  # now, and not in each worker
+_prctl = getattr(ctypes.CDLL(None), "prctl", None)  # looked up now, and not in each worker
+if _prctl is not None:
+    _prctl.argtypes = (ctypes.c_int, *[ctypes.c_ulong] * 4)
 
 
 def adopt() -> bool:
     """Adopt from now on what descendants leave behind; False where the system knows no such thing."""
-    if sys.platform != "linux":
-        return False
-    arguments = (ctypes.c_ulong(value) for value in (1, 0, 0, 0))
-    adopts: bool = _libc.prctl(_SET_CHILD_SUBREAPER, *arguments) == 0
-    return adopts
+    return _prctl is not None and _prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
 
 
 def children() -> set[int]:

@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from notebook_launcher import Accelerator, CheckpointError, ConfigError
+from notebook_launcher.runtime import storage
 from notebook_launcher.runtime.plugins import ProjectConfiguration
 
 EXECUTED = []
@@ -72,7 +73,8 @@ def edit_manifest(folder, **facts):
     for name in manifest["files"]:
         data = (folder / name).read_bytes() if (folder / name).exists() else b""
         manifest["files"][name] = [len(data), zlib.crc32(data)]
-    path.write_text(json.dumps(manifest))
+    del manifest["crc32"]
+    path.write_text(json.dumps(manifest | {"crc32": storage.crc_of(manifest)}))
 
 
 def files_of(folder):
@@ -232,6 +234,27 @@ def test_a_damaged_manifest_is_refused(text, tmp_path):
     saved(tmp_path)
     (tmp_path / "checkpoint.json").write_text(text)
     with pytest.raises(CheckpointError, match=r"checkpoint.json is damaged"):
+        Parts().accelerator.load_state(tmp_path)
+
+
+def test_a_manifest_that_was_changed_is_refused(tmp_path):
+    saved(tmp_path)
+    path = tmp_path / "checkpoint.json"
+    text = path.read_text()
+    for old, new in (('"num_processes": 1', '"num_processes": 0'), ('"iteration"', '"itdration"'), ('"no"', '"on"')):
+        path.write_text(text.replace(old, new))
+        with pytest.raises(CheckpointError, match=r"checkpoint.json is damaged: its content has changed"):
+            Parts().accelerator.load_state(tmp_path)
+    path.write_text("[" * 100_000)
+    with pytest.raises(CheckpointError, match=r"checkpoint.json is damaged: RecursionError"):
+        Parts().accelerator.load_state(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["../../etc/passwd", "/etc/passwd", "a/../../b"])
+def test_a_manifest_can_t_ask_for_files_elsewhere(name, tmp_path):
+    saved(tmp_path)
+    edit_manifest(tmp_path, files={name: [0, 0]})
+    with pytest.raises(CheckpointError, match=rf"checkpoint.json names '{name}', which is not in its folder"):
         Parts().accelerator.load_state(tmp_path)
 
 
@@ -505,8 +528,57 @@ def test_what_else_is_in_the_folder_stays_there(tmp_path):
     assert parts.all_at(2.0)
 
 
+def test_another_program_s_model_is_not_taken_for_the_checkpoint_s(tmp_path):
+    parts = Parts(1.0)
+    parts.accelerator.save_model(parts.model, tmp_path / "run")
+    parts.set(2.0)
+    parts.accelerator.save_state(tmp_path / "run", safe_serialization=False)
+    parts.set(3.0)
+    parts.accelerator.load_state(tmp_path / "run")
+    assert parts.all_at(2.0)
+    with pytest.raises(ConfigError, match="would replace files of the checkpoint that is there"):
+        parts.accelerator.save_model(parts.model, tmp_path / "run", max_shard_size=1)
+    parts.accelerator.load_state(tmp_path / "run")
+
+
+def test_what_another_process_is_writing_is_left_alone(tmp_path):
+    parts = Parts(1.0, project_config=numbered(tmp_path))
+    parts.accelerator.save_state()
+    draft = storage.Draft(tmp_path / "checkpoints" / "checkpoint_7")
+    draft.begin()
+    with pytest.raises(CheckpointError, match=r"another process is saving into .*\.checkpoint_7\.saving"):
+        parts.accelerator.save_state(tmp_path / "checkpoints" / "checkpoint_7")
+    parts.accelerator.save_state()
+    assert draft.path.is_dir()
+    draft.discard()
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["checkpoint_0", "checkpoint_1"]
+    parts.accelerator.save_state(tmp_path / "checkpoints" / "checkpoint_7")
+
+
+def test_a_checkpoint_that_is_replaced_while_it_is_read(tmp_path, monkeypatch):
+    saved(tmp_path / "ck")
+    others = [Parts(2.0), Parts(3.0)]
+    parts = Parts(0.0)
+
+    def replace_once(path, original=storage._crc):
+        if len(others) == 2:
+            others.pop(0).accelerator.save_state(tmp_path / "ck")
+        return original(path)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(storage, "_crc", replace_once)
+        parts.accelerator.load_state(tmp_path / "ck")
+    assert parts.all_at(2.0), "not yet read: the new one is as good"
+    parts.accelerator.register_load_state_pre_hook(lambda *_: others[0].accelerator.save_state(tmp_path / "ck"))
+    with pytest.raises(CheckpointError, match="ck was replaced while it was read"):
+        parts.accelerator.load_state(tmp_path / "ck")
+    assert parts.all_at(2.0)
+
+
 def test_folders_that_can_t_be_replaced_are_refused(tmp_path, monkeypatch):
     parts = Parts(1.0)
+    with pytest.raises(CheckpointError, match="/ can't be replaced as a whole; name a folder in it"):
+        parts.accelerator.save_state("/")
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match="file is a file; name a folder"):
         parts.accelerator.save_state(tmp_path / "file")

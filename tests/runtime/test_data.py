@@ -1,4 +1,5 @@
 import collections
+import functools
 import random
 import typing
 
@@ -214,6 +215,38 @@ def a_loader_of_ones_own():
     assert prepared.extra == "kept"
     for _ in range(2):
         assert [batch.tolist() for batch in prepared] == [[0, 1], [2, 3], [4, 5]]
+
+
+class Shifting(DataLoader):
+    def __iter__(self):
+        for batch in super().__iter__():
+            yield batch + 10
+
+
+def shifted():
+    accelerator = Accelerator(cpu=True)
+    loader = accelerator.prepare(Shifting(range(5), batch_size=2))
+    return [accelerator.gather_for_metrics(batch).tolist() for _ in range(2) for batch in loader]
+
+
+def test_a_loader_may_iterate_in_a_way_of_its_own(on_ranks):
+    for num_processes, expected in ((1, [[10, 11], [12, 13], [14]]), (2, [[10, 11, 12, 13], [14]])):
+        assert on_ranks(shifted, num_processes=num_processes)[0] == expected * 2
+
+
+def drawn_after_passes(*, persistent_workers):
+    accelerator = Accelerator(cpu=True)
+    torch.manual_seed(0)
+    loader = accelerator.prepare(DataLoader(range(4), num_workers=1, persistent_workers=persistent_workers))
+    for _ in range(2):
+        list(loader)
+    return torch.rand(1).item()
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_loader_workers_leave_the_ranks_random_streams_equal(on_ranks, persistent):
+    first, second = on_ranks(functools.partial(drawn_after_passes, persistent_workers=persistent))
+    assert first == second
 
 
 def test_a_loader_keeps_its_type_and_workers(on_ranks):

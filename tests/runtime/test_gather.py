@@ -8,11 +8,25 @@ from torch.utils.data import DataLoader
 
 import notebook_launcher
 from notebook_launcher import Accelerator, ConfigError
+from notebook_launcher.runtime.gather import broadcast
 
 
 class Both(NamedTuple):
     x: torch.Tensor
     y: torch.Tensor
+
+
+def conjugates():
+    accelerator = Accelerator(cpu=True)
+    number = torch.full((2,), complex(1, accelerator.process_index)).conj()
+    received = broadcast(torch.full((2,), complex(1, accelerator.process_index)).conj())
+    return [one.tolist() for one in (accelerator.gather(number), accelerator.gather_for_metrics(number), received)]
+
+
+def test_numbers_that_are_conjugated_only_when_read_travel_too(on_ranks):
+    for gathered, for_metrics, received in on_ranks(conjugates):
+        assert gathered == for_metrics == [1, 1, 1 - 1j, 1 - 1j]
+        assert received == [1, 1]
 
 
 def everything():
@@ -121,16 +135,33 @@ def test_one_entry_a_sample_stays_so_whatever_the_sizes(on_ranks):
         assert [len(boxes) for boxes in as_tensors] == [3, 1, 1, 1, 2]
 
 
+def words():
+    accelerator = Accelerator(cpu=True)
+    loader = accelerator.prepare(DataLoader([(text, 0) for text in "abcde"], batch_size=2))
+    return [accelerator.gather_for_metrics(batch[0]) for batch in loader]
+
+
+def test_a_batch_of_strings_is_one_of_samples(on_ranks):
+    for gathered in on_ranks(words):
+        assert gathered == [("a", "b", "c", "d"), ("e",)]
+
+
 def fields():
     accelerator = Accelerator(cpu=True)
     loader = accelerator.prepare(DataLoader(range(5), batch_size=2))
-    return [accelerator.gather_for_metrics([batch, batch + 1]) for batch in loader]
+    pairs, nests, losses = [], [], []
+    for batch in loader:  # of two samples, and so are the lists
+        pairs.append(accelerator.gather_for_metrics([batch, batch + 1]))
+        nests.append(accelerator.gather_for_metrics([batch, (batch + 1, None)]))
+        losses.append(accelerator.gather_for_metrics([batch, batch.sum()]))
+    return pairs, nests, losses
 
 
 def test_a_list_of_batched_tensors_is_not_a_list_of_samples(on_ranks):
-    for first, last in on_ranks(fields):
-        assert [tensor.tolist() for tensor in first] == [[0, 1, 2, 3], [1, 2, 3, 4]]
-        assert [tensor.tolist() for tensor in last] == [[4], [5]]
+    for pairs, nests, losses in on_ranks(fields):
+        assert [[tensor.tolist() for tensor in pair] for pair in pairs] == [[[0, 1, 2, 3], [1, 2, 3, 4]], [[4], [5]]]
+        assert [(nest[0].tolist(), nest[1][0].tolist()) for nest in nests] == [([0, 1, 2, 3], [1, 2, 3, 4]), ([4], [5])]
+        assert [[tensor.tolist() for tensor in loss] for loss in losses] == [[[0, 1, 2, 3], [1, 5]], [[4], [4, 3]]]
 
 
 def different_lengths():
@@ -283,6 +314,17 @@ def other_number():
 def test_padding_needs_as_many_tensors_everywhere(on_ranks):
     with pytest.raises(ValueError, match=r"was given \[1, 2\] tensors, by rank"):
         on_ranks(other_number)
+
+
+def other_dims():
+    rank = Accelerator(cpu=True).process_index
+    with pytest.raises(ValueError, match="tensors that have a dim 1 on some ranks only"):
+        notebook_launcher.pad_across_processes(torch.ones(*[2] * (rank + 1)), dim=1)
+    return notebook_launcher.pad_across_processes(torch.ones(rank + 1), dim=1).shape
+
+
+def test_padding_needs_the_dim_on_all_ranks_or_none(on_ranks):
+    assert on_ranks(other_dims) == [(1,), (2,)]
 
 
 def padded_gradient():

@@ -280,3 +280,22 @@ def nested():
 
 def test_contexts_of_one_model_in_one_another_leave_it_exchanging(on_ranks):
     assert on_ranks(nested) == [(False, False, True)] * 2
+
+
+def test_after_a_break_a_loop_without_accumulate_steps_at_every_batch():
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=4)
+    model = torch.nn.Linear(1, 1, bias=False)
+    torch.nn.init.zeros_(model.weight)
+    loader = torch.utils.data.DataLoader(torch.ones(6, 1))
+    model, optimizer, loader = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=1.0), loader)
+    for x in loader:
+        with accelerator.accumulate(model):
+            accelerator.backward(model(x).sum())
+            optimizer.step()
+            optimizer.zero_grad()
+        break
+    for x in loader:
+        accelerator.backward(model(x).sum())
+        optimizer.step()
+        optimizer.zero_grad()
+    assert model.weight.item() == -6 / 4

@@ -97,6 +97,17 @@ def test_a_view_copies_and_pickles_as_a_view_of_its_own_module():
         assert torch.equal(twin.linear.weight, given.linear.weight)
 
 
+def test_a_copy_has_attributes_of_its_own_and_a_replica_computes():
+    view = Accelerator(cpu=True, mixed_precision="bf16").prepare(nn.Sequential(nn.Linear(2, 2)))
+    twin = copy.copy(view)
+    twin.note = "of the copy"
+    assert not hasattr(view, "note")
+    assert twin[0] is view[0]
+    for model in (twin, view._replicate_for_data_parallel()):
+        assert isinstance(model, AutocastView)
+        assert model(torch.ones(1, 2)).dtype == torch.float32
+
+
 def test_an_exception_in_forward_ends_autocast():
     _, _, model = bf16_model()
     for _ in range(2):

@@ -1,5 +1,6 @@
 import pickle
 
+import pytest
 import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR, OneCycleLR, ReduceLROnPlateau, StepLR
@@ -87,6 +88,26 @@ def test_a_closure_is_run_and_its_loss_returned():
 
     assert optimizer.step(closure).item() > 0
     assert abs(model.weight.item() - 3) < 1e-3
+
+
+def test_a_closure_that_is_run_again_does_not_count_its_items_again():
+    weights = []
+    for weighs in (True, False):
+        accelerator = Accelerator(cpu=True)
+        model = nn.Linear(1, 1, bias=False)
+        nn.init.ones_(model.weight)
+        model, optimizer = accelerator.prepare(model, torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=5))
+
+        def closure(model=model, optimizer=optimizer, accelerator=accelerator, weighs=weighs):
+            optimizer.zero_grad()
+            squares = (model(torch.ones(4, 1)) - 3).square()
+            accelerator.backward(squares.sum() if weighs else squares.mean(), num_items=4 if weighs else None)
+            return squares.mean()
+
+        with accelerator.accumulate(model):
+            optimizer.step(closure)
+        weights.append(model.weight.item())
+    assert weights[0] == pytest.approx(weights[1], abs=1e-6)
 
 
 def test_it_pickles_with_its_state():

@@ -1,5 +1,6 @@
 import itertools
 
+import numpy as np
 import pytest
 import torch
 
@@ -102,7 +103,9 @@ def test_data_is_dealt_like_indices():
         plan = Plan(num_ranks, size)
         stream = batches(num_samples, size)
         indices = sharding.rounds(stream, plan, sharding.INDICES)
-        data = sharding.rounds([torch.tensor(batch) for batch in stream], plan, sharding.DATA)
+        data = sharding.rounds(
+            [torch.tensor(batch) for batch in stream], plan, sharding.data_operations(plan.batch_size)
+        )
         for left, right in zip(indices, data, strict=True):
             assert left.parts == [part.tolist() for part in right.parts]
             assert left[1:] == right[1:]
@@ -110,7 +113,7 @@ def test_data_is_dealt_like_indices():
 
 def test_data_that_can_not_be_joined_is_filled_with_whole_batches():
     stream = [torch.ones(1, length) for length in (3, 5, 2)]
-    last = list(sharding.rounds(stream, Plan(2, 1), sharding.DATA))[-1]
+    last = list(sharding.rounds(stream, Plan(2, 1), sharding.data_operations(1)))[-1]
     assert [tuple(part.shape) for part in last.parts] == [(1, 2), (1, 3)]
     assert last.counts == (1, 0)
 
@@ -131,3 +134,68 @@ def test_no_more_than_one_batch_is_read_ahead():
     first = next(iter(sharding.rounds(stream(), Plan(2, 1), sharding.INDICES)))
     assert first.parts == [[0], [1]]
     assert taken == [0, 1, 2]
+
+
+def test_a_rank_that_gets_no_piece_of_the_last_batch_knows_its_own_last():
+    rounds = dealt(8, 6, 2, split=True, even=False)
+    assert [round_.parts for round_ in rounds] == [[[0, 1, 2], [3, 4, 5]], [[6, 7]]]
+    assert [round_.is_last for round_ in rounds] == [(False, True), (True, True)]
+
+
+@pytest.mark.parametrize("kind", [list, tuple, np.array, torch.tensor, lambda batch: range(batch[0], batch[-1] + 1)])
+def test_a_batch_sampler_may_yield_any_kind_of_sequence(kind):
+    plan = Plan(2, 2, drop_last=True)
+    (only,) = sharding.rounds(map(kind, batches(5, 2)), plan, sharding.INDICES)
+    assert [list(part) for part in only.parts] == [[0, 1], [2, 3]]
+
+
+def images_as_lists(indices):
+    return [torch.full((3, 2, 2), float(index)) for index in indices]
+
+
+def images_and_targets(indices):
+    return tuple(images_as_lists(indices)), tuple({"boxes": torch.full((index, 4), float(index))} for index in indices)
+
+
+def dictionaries(indices):
+    return [{"ids": torch.full((index + 1,), float(index))} for index in indices]
+
+
+def arrays(indices):
+    return {"x": torch.tensor(indices), "ids": np.array(indices)}
+
+
+KINDS = {
+    images_as_lists: lambda batch: [int(image.max()) for image in batch if image.shape == (3, 2, 2)],
+    images_and_targets: lambda batch: [len(target["boxes"]) for target in batch[1]],
+    dictionaries: lambda batch: [len(sample["ids"]) - 1 for sample in batch],
+    arrays: lambda batch: batch["ids"].tolist(),
+}
+
+
+@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("kind", KINDS)
+def test_batches_of_data_are_cut_between_samples_however_they_hold_them(kind, size, split):
+    plan = Plan(2, size, split=split)
+    stream = batches(7, size)
+    indices = sharding.rounds(stream, plan, sharding.INDICES)
+    data = sharding.rounds(map(kind, stream), plan, sharding.data_operations(size))
+    for left, right in zip(indices, data, strict=True):
+        assert left.parts == [KINDS[kind](part) for part in right.parts]
+        assert left[1:] == right[1:]
+
+
+def test_batches_that_nobody_can_cut_are_dealt_whole_and_refused_where_they_must_be_split():
+    stream = [frozenset({0, 1}), frozenset({2, 3}), frozenset({4})]
+    last = list(sharding.rounds(stream, Plan(2, 2), sharding.data_operations(2)))[-1]
+    assert (last.parts, last.counts) == ([stream[2], stream[0]], (1, 0))
+    with pytest.raises(ValueError, match="a frozenset, has a length"):
+        list(sharding.rounds(stream, Plan(2, 2, split=True), sharding.data_operations(2)))
+
+
+def test_a_split_batch_of_another_length_is_filled_from_itself():
+    stream = [torch.ones(2, 2), torch.full((1, 3), 7.0)]
+    last = list(sharding.rounds(stream, Plan(2, 2, split=True), sharding.data_operations(2)))[-1]
+    assert [part.tolist() for part in last.parts] == [[[7.0] * 3]] * 2
+    assert last.counts == (1, 0)

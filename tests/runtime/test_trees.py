@@ -85,6 +85,11 @@ def test_joining_and_cutting_batches():
     assert trees.num_samples(both) == 4
 
 
+def test_strings_that_torch_puts_in_a_tuple_are_samples_too():
+    batch = torch.utils.data.default_collate([("a", 1), ("b", 2)])
+    assert [trees.part(batch, 1, 2)[0], trees.concatenate([batch, batch])[0]] == [("b",), ("a", "b") * 2]
+
+
 def test_batches_of_different_lengths_can_not_be_joined():
     with pytest.raises(ValueError, match=r"\(1, 3\).*\(1, 5\)"):
         trees.concatenate([torch.ones(1, 3), torch.ones(1, 5)])

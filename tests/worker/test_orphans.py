@@ -70,7 +70,7 @@ def test_children_are_those_that_live_and_those_to_be_reaped():
 
 
 def test_systems_without(monkeypatch):
-    monkeypatch.setattr(orphans.sys, "platform", "darwin")
+    monkeypatch.setattr(orphans, "_prctl", None)
     assert orphans.adopt() is False
     monkeypatch.setattr(orphans.os, "getpid", lambda: -1)
     assert orphans.children() == set()
