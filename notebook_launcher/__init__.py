@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from notebook_launcher.launcher.run import Run
     from notebook_launcher.runtime.accelerator import Accelerator
     from notebook_launcher.runtime.batch_size import find_executable_batch_size
+    from notebook_launcher.runtime.estimate import MemoryEstimate, estimate
     from notebook_launcher.runtime.gather import (
         broadcast,
         broadcast_object_list,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from notebook_launcher.runtime.local_sgd import LocalSGD
     from notebook_launcher.runtime.logs import get_logger, tqdm
     from notebook_launcher.runtime.memory import init_empty_weights
+    from notebook_launcher.runtime.merging import merge_checkpoint
     from notebook_launcher.runtime.plugins import (
         AutocastKwargs,
         DataLoaderConfiguration,
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
         GradScalerKwargs,
         InitProcessGroupKwargs,
         ParallelismConfig,
+        PipelineParallelPlugin,
         ProfileKwargs,
         ProjectConfiguration,
     )
@@ -77,9 +80,11 @@ __all__ = [
     "InitProcessGroupKwargs",
     "LaunchConfig",
     "LocalSGD",
+    "MemoryEstimate",
     "ParallelismConfig",
     "PartialState",
     "PayloadError",
+    "PipelineParallelPlugin",
     "ProfileKwargs",
     "ProjectConfiguration",
     "ResultError",
@@ -90,12 +95,14 @@ __all__ = [
     "broadcast",
     "broadcast_object_list",
     "debug_launcher",
+    "estimate",
     "find_executable_batch_size",
     "gather",
     "gather_object",
     "get_logger",
     "init_empty_weights",
     "launch",
+    "merge_checkpoint",
     "monitor",
     "notebook_launcher",
     "pad_across_processes",
@@ -128,9 +135,11 @@ _HOMES = {
     "InitProcessGroupKwargs": "runtime.plugins",
     "LaunchConfig": "core.config",
     "LocalSGD": "runtime.local_sgd",
+    "MemoryEstimate": "runtime.estimate",
     "ParallelismConfig": "runtime.plugins",
     "PartialState": "runtime.states",
     "PayloadError": "core.errors",
+    "PipelineParallelPlugin": "runtime.plugins",
     "ProfileKwargs": "runtime.plugins",
     "ProjectConfiguration": "runtime.plugins",
     "ResultError": "core.errors",
@@ -141,12 +150,14 @@ _HOMES = {
     "broadcast": "runtime.gather",
     "broadcast_object_list": "runtime.gather",
     "debug_launcher": "launcher.accelerate_style",
+    "estimate": "runtime.estimate",
     "find_executable_batch_size": "runtime.batch_size",
     "gather": "runtime.gather",
     "gather_object": "runtime.gather",
     "get_logger": "runtime.logs",
     "init_empty_weights": "runtime.memory",
     "launch": "launcher.launch",
+    "merge_checkpoint": "runtime.merging",
     "monitor": "widgets.monitor",
     "notebook_launcher": "launcher.accelerate_style",
     "pad_across_processes": "runtime.gather",

@@ -69,7 +69,7 @@ def main() -> int:
     if unknown:
         parser.error(f"unknown step {', '.join(unknown)}: the steps are {', '.join(STEPS)}")
     environment.check_python()
-    python = environment.ensure(".venv", {"lab", "test"}, environment.CONSTRAINTS, compiled=True)
+    python = environment.ensure(".venv", {"deepspeed", "lab", "test"}, environment.CONSTRAINTS, compiled=True)
     failed = []
     for name in wanted:
         environment.say(f"\n=== {name}: {STEPS[name].__doc__}")

@@ -14,5 +14,13 @@ STRATEGIES = Registry(
         "ddp": "notebook_launcher.runtime.strategies.ddp:DistributedData",
         "fsdp": "notebook_launcher.runtime.strategies.fsdp:FullySharded",
         "deepspeed": "notebook_launcher.runtime.strategies.deepspeed:DeepSpeed",
+        "pp": "notebook_launcher.runtime.strategies.pipeline:Pipeline",
+        "tp": "notebook_launcher.runtime.strategies.tensor_parallel:TensorParallel",
     },
 )
+WITHOUT_MESH = {  # why they don't go with sizes of a mesh
+    "single": "it is one process",
+    "deepspeed": "ZeRO spreads a model over all processes, and has no part in tensor or pipeline parallel",
+}
+PACKAGES = {"deepspeed": "deepspeed>=0.19"}  # what they need beyond the project's own dependencies; extras of that name
+INSIDE = {"tp": ("ddp", "fsdp"), "pp": ("ddp", "fsdp")}  # what a strategy does as well, so that both may be asked for

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import json
+import sys
 from typing import TYPE_CHECKING
 
+from notebook_launcher.core import parallelism
 from notebook_launcher.core.config import snapshot
 from notebook_launcher.core.cores import num_cores
 from notebook_launcher.core.errors import ConfigError
 from notebook_launcher.core.precisions import refusals
 from notebook_launcher.core.registry import unknown_name
-from notebook_launcher.core.strategies import STRATEGIES
+from notebook_launcher.core.strategies import PACKAGES, STRATEGIES
 from notebook_launcher.core.world import World
 
 if TYPE_CHECKING:
@@ -159,6 +162,17 @@ def _check_strategy(config: LaunchConfig, num_local: int) -> None:
             f"strategy='single' with {world_size} processes would train {world_size} models apart. "
             "Use num_processes=1, or strategy='ddp' to train one together."
         )
+    mesh = parallelism.refuse(config.strategy, parallelism.sizes(config.extra.get(parallelism.SECTION)), world_size)
+    if mesh:
+        raise ConfigError(mesh)
+    package = PACKAGES.get(config.strategy or "")
+    name = (package or "").partition(">")[0]
+    if package and importlib.util.find_spec(name) is None:
+        raise ConfigError(
+            f"strategy={config.strategy!r} needs the package {name}, which is not installed; it comes with the extra "
+            f"{config.strategy}, pip install 'notebook-launcher[{config.strategy}]', or by itself: {sys.executable} -m "
+            f"pip install '{package}'"
+        )
 
 
 def _num_threads(environment: Mapping[str, str], num_local: int) -> int:
@@ -169,6 +183,7 @@ def _num_threads(environment: Mapping[str, str], num_local: int) -> int:
 
 def _worlds(config: LaunchConfig, device: str, num_local: int, environment: Mapping[str, str]) -> tuple[World, ...]:
     section = config.extra.get(f"{config.strategy}_config")
+    mesh = parallelism.sizes(config.extra.get(parallelism.SECTION))
     return tuple(
         World(
             rank=config.machine_rank * num_local + local_rank,
@@ -183,6 +198,7 @@ def _worlds(config: LaunchConfig, device: str, num_local: int, environment: Mapp
             mixed_precision=config.mixed_precision,
             strategy=config.strategy,
             strategy_config=json.dumps(section) if section else None,
+            parallelism_config=json.dumps(mesh) if mesh else None,
             gradient_accumulation_steps=config.gradient_accumulation_steps,
             seed=config.seed,
             num_threads=_num_threads(environment, num_local),

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import time
 from typing import TYPE_CHECKING, Any, TypeVar, overload
@@ -33,6 +34,7 @@ from notebook_launcher.runtime.checkpoint import Checkpoints
 from notebook_launcher.runtime.groups import Groups
 from notebook_launcher.runtime.identity import Identity
 from notebook_launcher.runtime.loops import Loops
+from notebook_launcher.runtime.pipelining import Pipelining
 from notebook_launcher.runtime.saving import Saving
 from notebook_launcher.runtime.trackers import Trackers, plain
 
@@ -54,7 +56,7 @@ _E = TypeVar("_E")
 _M = TypeVar("_M", bound=nn.Module)
 
 
-class Accelerator(Identity, Saving):
+class Accelerator(Identity, Pipelining, Saving):
     """Makes one training loop run on any number of processes, on any device, in any precision.
 
     ::
@@ -94,6 +96,7 @@ class Accelerator(Identity, Saving):
         parallelism_config: Any = None,
         *,
         scheduler_steps_per_process: bool = False,
+        pipeline_plugin: Any = None,
     ) -> None:
         """Take this process's place in its run; several of them share one process group.
 
@@ -116,14 +119,17 @@ class Accelerator(Identity, Saving):
         self._profiling = keywords[plugins.ProfileKwargs]
         self._dynamo_backend = options.dynamo_backend(dynamo_backend)
         self.project_configuration = options.project(project_config, project_dir)
-        given = {"deepspeed_plugin": deepspeed_plugin, "fsdp_plugin": fsdp_plugin}
+        given = {"deepspeed_plugin": deepspeed_plugin, "fsdp_plugin": fsdp_plugin, "pipeline_plugin": pipeline_plugin}
         world = options.with_plugins(config.world(), keywords, **given, parallelism_config=parallelism_config)
         precision_name = options.mixed_precision(mixed_precision, world)
         num_steps = options.gradient_accumulation_steps(gradient_accumulation_steps, plugin, world)
+        world = dataclasses.replace(world, gradient_accumulation_steps=num_steps)
         place = process.place(world, cpu=cpu)
         self._precision = precision.choose(precision_name, place.backend, place.why_device, keywords)
         self._process = process.join(place, keywords[plugins.InitProcessGroupKwargs])
         self._strategy = strategies.create(world.strategy, self._process, keywords)
+        self._pipelining = keywords[plugins.PipelineParallelPlugin]
+        options.refuse_uneven(self._data_options, self._strategy)
         self._backward = self._strategy.backward
         self._accumulation = Accumulation(
             num_steps,
@@ -157,6 +163,11 @@ class Accelerator(Identity, Saving):
         states.remember(self)
 
     # --- facts -------------------------------------------------------------------------------------------------------
+
+    @property
+    def _data_process(self) -> process.Process:
+        """The process as one of those that share the data."""
+        return self._strategy.data_process
 
     @property
     def mixed_precision(self) -> str:
@@ -258,11 +269,12 @@ class Accelerator(Identity, Saving):
         return self._trackers.get(name, unwrap=unwrap)
 
     def end_training(self) -> None:
-        """Close the trackers' runs. A launch does it at its end too, also after an error.
+        """Close the trackers' runs, and wait for a save in the background. A launch does both at its end too.
 
         The process group stays: other accelerators of this process use it.
         """
         self._trackers.end()
+        self._checkpoints.wait()
 
     # --- preparing ---------------------------------------------------------------------------------------------------
 
@@ -364,15 +376,16 @@ class Accelerator(Identity, Saving):
             if scheduler is prepared or scheduler is prepared.scheduler:
                 return prepared
         per_process = self._scheduler_steps_per_process and not self.split_batches
+        num_repeats = self._data_process.num_processes if per_process else 1
         if not self._schedulers and self.use_distributed and self.is_main_process:
-            rule = f"{self.num_processes} times, once a process," if per_process else "once, not once a process,"
+            rule = f"{num_repeats} times, once a process," if per_process else "once, not once a process,"
             _logger.warning("Schedulers step %s at each optimizer step (scheduler_steps_per_process).", rule)
         prepared = optim.PreparedScheduler(
             scheduler,
             self._accumulation,
             optim.owner_of(scheduler, self._optimizers),
             with_optimizer=self._step_scheduler_with_optimizer,
-            num_repeats=self.num_processes if per_process else 1,
+            num_repeats=num_repeats,
         )
         self._schedulers.append(prepared)
         return prepared
@@ -385,7 +398,7 @@ class Accelerator(Identity, Saving):
         """This process's share of ``data_loader``, its batches on ``device``."""
         place = self.device_placement if device_placement is None else device_placement
         prepared = data.prepare(
-            data_loader, self._process, self._progress, self._data_options, place=place, rng_types=self._rng_types
+            data_loader, self._data_process, self._progress, self._data_options, place=place, rng_types=self._rng_types
         )
         if not any(prepared.is_twin_of(other) for other in self._loaders):
             self._loaders.append(prepared)
@@ -416,6 +429,7 @@ class Accelerator(Identity, Saving):
         self._schedulers.clear()
         self._loaders.clear()
         self._groups.forget()
+        self._checkpoints.forget()
         memory.release(self.device)
         return [None] * len(objects)
 
@@ -466,7 +480,7 @@ class Accelerator(Identity, Saving):
         if not window.sync and not self._accumulation.entered:
             self._accumulation.end_if_left()
         if num_items is not None or window.items is not None:
-            loss = weighting.weigh(loss, num_items, self._accumulation, self.num_processes)
+            loss = weighting.weigh(loss, num_items, self._accumulation, self._data_process)
         elif window.divisor != 1:
             loss = loss / window.divisor
         window.is_pending = window.has_run = True
@@ -582,5 +596,5 @@ class Accelerator(Identity, Saving):
         in another dim.
         """
         return gather.gather_samples(
-            input_data, self._progress.latest, self._process.rank, as_objects=use_gather_object
+            input_data, self._progress.latest, self._data_process, as_objects=use_gather_object
         )

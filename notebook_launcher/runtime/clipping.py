@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grad_value_, clip_grads_with_norm_, get_total_norm
 
 if TYPE_CHECKING:
@@ -15,25 +15,35 @@ if TYPE_CHECKING:
 
 def clip(parameters: Iterable[torch.Tensor], max_norm: float, norm_type: float) -> torch.Tensor:
     """Scale gradients, sharded and whole ones, to a norm of at most ``max_norm``; return their norm, 0-d."""
-    groups = _locals(parameters)
+    total = norm(parameters := list(parameters), norm_type)
+    scale(parameters, max_norm, total)
+    return total
+
+
+def norm(parameters: Iterable[torch.Tensor], norm_type: float) -> torch.Tensor:
+    """The norm of the whole gradients, 0-d."""
     is_max = norm_type == float("inf")
     norms = []
-    for (mesh, placements), gradients in groups.items():
-        norm = get_total_norm(gradients, norm_type)
+    for (mesh, placements), gradients in _locals(parameters).items():
+        found = get_total_norm(gradients, norm_type)
         if mesh is not None:
-            norm = norm.to(mesh.device_type) if is_max else norm.to(mesh.device_type) ** norm_type
+            found = found.to(mesh.device_type) if is_max else found.to(mesh.device_type) ** norm_type
             for dim, placement in enumerate(placements):
-                if isinstance(placement, Shard):
-                    dist.all_reduce(norm, dist.ReduceOp.MAX if is_max else dist.ReduceOp.SUM, mesh.get_group(dim))
-            norm = norm if is_max else norm ** (1 / norm_type)
-        norms.append(norm)
+                if not placement.is_replicate():
+                    dist.all_reduce(found, dist.ReduceOp.MAX if is_max else dist.ReduceOp.SUM, mesh.get_group(dim))
+            found = found if is_max else found ** (1 / norm_type)
+        norms.append(found)
     if not norms:
         return torch.tensor(0.0)
-    total: torch.Tensor = torch.linalg.vector_norm(torch.stack([norm.to(norms[0].device) for norm in norms]), norm_type)
-    for gradients in groups.values():
+    total: torch.Tensor = torch.linalg.vector_norm(torch.stack([one.to(norms[0].device) for one in norms]), norm_type)
+    return total
+
+
+def scale(parameters: Iterable[torch.Tensor], max_norm: float, total: torch.Tensor) -> None:
+    """Scale gradients, whose norm is ``total``, to one of at most ``max_norm``."""
+    for gradients in _locals(parameters).values():
         holders: Any = [_Holder(gradient) for gradient in gradients]
         clip_grads_with_norm_(holders, max_norm, total)
-    return total
 
 
 def clip_value(parameters: Iterable[torch.Tensor], limit: float) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from notebook_launcher.core import parallelism
 from notebook_launcher.core.errors import ConfigError
 from notebook_launcher.core.registry import unknown_name
-from notebook_launcher.runtime.plugins import DataLoaderConfiguration, ProjectConfiguration
+from notebook_launcher.core.strategies import INSIDE
+from notebook_launcher.runtime.plugins import DataLoaderConfiguration, ParallelismConfig, ProjectConfiguration
 
 if TYPE_CHECKING:
     import os
@@ -15,6 +18,7 @@ if TYPE_CHECKING:
 
     from notebook_launcher.core.world import World
     from notebook_launcher.runtime.plugins import GradientAccumulationPlugin, Keywords
+    from notebook_launcher.runtime.strategies import Strategy
 
 _T = TypeVar("_T")
 RNG_TYPES = ("generator", "torch", "cuda", "mps", "xpu", "xla")
@@ -60,23 +64,43 @@ def checked_num_steps(given: Any) -> int:
 
 def with_plugins(world: World, keywords: Keywords, **plugins: Any) -> World:
     """``world`` with what the ``plugins``, by argument, choose; they join ``keywords``, where strategies find them."""
+    by = "the launch"
+    if world.parallelism_config:
+        plugins["parallelism_config"] = _joined(plugins.get("parallelism_config"), json.loads(world.parallelism_config))
     for argument, plugin in plugins.items():
         if plugin is None:
             continue
         name = getattr(plugin, "strategy", argument.removesuffix("_plugin"))
+        if world.strategy in INSIDE.get(name, ()):
+            world = dataclasses.replace(world, strategy=name)
+        elif name in INSIDE.get(world.strategy or "", ()):
+            name = world.strategy
         num_steps = getattr(plugin, "gradient_accumulation_steps", None)
         keywords.add(argument, plugin)
         chosen = {"strategy": name, "gradient_accumulation_steps": num_steps}
         for option, value in chosen.items():
             if value is not None and getattr(world, option) not in {None, value}:
                 raise ConfigError(
-                    f"Accelerator({argument}={plugin!r}) asks for {option}={value!r}, and the launch chose "
+                    f"Accelerator({argument}={plugin!r}) asks for {option}={value!r}, and {by} chose "
                     f"{option}={getattr(world, option)!r}; leave one of them out, or make them equal"
                 )
+        by = f"its {argument}" if name and world.strategy is None else by
         world = dataclasses.replace(world, strategy=name or world.strategy)
         if num_steps is not None:
             world = dataclasses.replace(world, gradient_accumulation_steps=num_steps)
+    found = {name: size for name, size in vars(keywords[ParallelismConfig]).items() if name.endswith("_size") and size}
+    if mesh := parallelism.refuse(world.strategy, found, None):
+        raise ConfigError(mesh)
     return world
+
+
+def _joined(given: Any, sizes: dict[str, int]) -> Any:
+    """``parallelism_config`` with the launch's sizes; ``ConfigError`` where the two differ."""
+    config = of_type("parallelism_config", given, ParallelismConfig)
+    for name, size in sizes.items():
+        if getattr(config, name) not in {None, 1, size}:
+            raise _contradiction(f"parallelism_config.{name}", getattr(config, name), size)
+    return dataclasses.replace(config, **sizes)
 
 
 def of_type(argument: str, given: object, kind: type[_T]) -> _T:
@@ -94,6 +118,17 @@ def loader_options(given: object, *, split_batches: bool) -> DataLoaderConfigura
     if given is not None and split_batches and not config.split_batches:
         raise _contradiction("split_batches", given=True, chosen=False, by="dataloader_config")
     return dataclasses.replace(config, split_batches=config.split_batches or split_batches)
+
+
+def refuse_uneven(config: DataLoaderConfiguration, strategy: Strategy) -> None:
+    """Raise ``ConfigError`` where ranks may get more batches than others that are needed for each of them."""
+    num_shares = strategy.data_process.num_processes
+    if not config.even_batches and not strategy.trains_apart and num_shares > 1:
+        raise ConfigError(
+            f"even_batches=False can give ranks different numbers of batches, and with strategy={strategy.name!r} all "
+            "are needed for each one, so that the others would wait for ever: leave it out. The last batch is then "
+            "filled up, and gather_for_metrics drops what fills it."
+        )
 
 
 def project(given: object, project_dir: str | os.PathLike[str] | None) -> ProjectConfiguration:

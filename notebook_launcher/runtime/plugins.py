@@ -9,8 +9,9 @@ import contextlib
 import dataclasses
 import enum
 import json
+import math
 import pathlib
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from notebook_launcher.core.errors import ConfigError
 from notebook_launcher.core.registry import unknown_name
@@ -19,11 +20,13 @@ from notebook_launcher.runtime.fsdp_options import FullyShardedDataParallelPlugi
 if TYPE_CHECKING:
     import datetime as dt
     import os
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    import torch
     from torch.profiler import profile
 
 _T = TypeVar("_T")
+MESH_DIMS = ("pp", "dp_replicate", "dp_shard", "tp")  # outermost first: neighbours exchange most
 
 
 @dataclasses.dataclass
@@ -118,33 +121,95 @@ class DeepSpeedPlugin:
                 )
             setattr(self, name, said if own is None and said != "auto" else own)
 
+    @property
+    def deepspeed_config(self) -> dict[str, Any]:
+        """DeepSpeed's own configuration."""
+        return self.hf_ds_config or {}
+
 
 @dataclasses.dataclass
 class ParallelismConfig:
-    """How many processes each way to spread a model takes; their product is the number of processes."""
+    """How many processes each way to spread a model takes; their product is the number of processes.
+
+    ``tp_plan``: by pattern of the modules' names (``"layers.*.up"``), "colwise", "rowwise", "sequence", another of
+    transformers' words, or torch's ``ParallelStyle``; None: the model's own ``tp_plan`` or ``_tp_plan``.
+    """
 
     dp_replicate_size: int = 1  # replicas of the sharded model
     dp_shard_size: int | None = None  # processes that a replica is sharded over; None: as many as there are for each
     tp_size: int = 1
     pp_size: int = 1
-    cp_size: int = 1
-    sp_size: int = 1
+    cp_size: int = 1  # more is refused: torch's context_parallel has no attention kernel for the CPU
+    sp_size: int = 1  # more is refused, as that is
+    ep_size: int = 1  # more is refused: torch has no public way to spread experts
+    tp_plan: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        """Raise ``ConfigError`` for a size that is none, or that is not supported yet."""
+        """Raise ``ConfigError`` for a size that is none, or that is not supported."""
         for name, size in vars(self).items():
-            if size is not None and (type(size) is not int or size < 1):
+            if not name.endswith("_size"):
+                continue
+            is_open = size is None and name == "dp_shard_size"
+            if not is_open and (type(size) is not int or size < 1):
                 raise ConfigError(f"ParallelismConfig({name}={size!r}): it takes a number of processes, 1 or more")
-            if size != 1 and not name.startswith("dp_"):
+            if size != 1 and name in {"cp_size", "sp_size", "ep_size"}:
                 raise ConfigError(
-                    f"ParallelismConfig({name}={size!r}) is not supported yet in this version: leave it out, or use "
-                    "dp_replicate_size and dp_shard_size"
+                    f"ParallelismConfig({name}={size}) asks for a way to spread a model that is not here: leave it "
+                    "out, or use tp_size, pp_size, dp_replicate_size and dp_shard_size"
                 )
 
     @property
     def strategy(self) -> str | None:
         """The one that it asks for by itself."""
-        return "fsdp" if (self.dp_shard_size or 1) > 1 else None
+        by_size = {"pp": self.pp_size, "tp": self.tp_size, "fsdp": self.dp_shard_size or 1}
+        return next((name for name, size in by_size.items() if size > 1), None)
+
+    def sizes(self, num_processes: int, own: str) -> dict[str, int]:
+        """The sizes of ``MESH_DIMS`` for a strategy that is about ``own``.
+
+        Where its size was left out, it takes the processes that the others leave; else ``dp_shard`` does. Raises
+        ``ConfigError`` where the product is not ``num_processes``.
+        """
+        given: dict[str, int | None] = {name: getattr(self, f"{name}_size") for name in MESH_DIMS}
+        if own in {"pp", "tp"} and given[own] == 1:
+            given |= {own: None, "dp_shard": self.dp_shard_size or 1}
+        known = math.prod(size for size in given.values() if size is not None)
+        sizes = {name: max(1, num_processes // known) if size is None else size for name, size in given.items()}
+        product = math.prod(sizes.values())
+        if product != num_processes:
+            told = " x ".join(f"{name} {size}" for name, size in sizes.items() if size > 1)
+            raise ConfigError(
+                f"{told} = {product}, and the run has {num_processes} process{'es' * (num_processes > 1)}: make the "
+                f"product of ParallelismConfig's sizes {num_processes}, or launch {product} processes"
+            )
+        return sizes
+
+
+@dataclasses.dataclass
+class PipelineParallelPlugin:
+    """How a model is cut into stages, and how microbatches pass through them, with ``ParallelismConfig(pp_size=...)``.
+
+    ``loss_fn(outputs, target)`` gives the mean over samples; it serves ``pipeline_step`` with other strategies too.
+    """
+
+    schedule: str = "1f1b"  # "gpipe", "1f1b" or "interleaved1f1b", which gives each rank several stages
+    num_microbatches: int | None = None  # of a batch; None: as many as there are stages
+    split_points: Sequence[str | int] | None = None  # names of the modules that begin a stage; None: even in parameters
+    loss_fn: Callable[..., torch.Tensor] | None = None
+    example: Any = None  # a microbatch's input, or a tuple of its inputs: a model that is no nn.Sequential is traced
+    strategy: ClassVar[None] = None  # it chooses none
+
+    def __post_init__(self) -> None:
+        """Raise ``ConfigError`` for a schedule that isn't known, and for a number that is none."""
+        self.schedule = _named("schedule", self.schedule, ["gpipe", "1f1b", "interleaved1f1b"])
+        count = self.num_microbatches
+        if count is not None and (type(count) is not int or count < 1):
+            raise ConfigError(f"PipelineParallelPlugin(num_microbatches={count!r}): give a whole number, 1 or more")
+        if count is not None and self.example is not None:
+            raise ConfigError(
+                f"PipelineParallelPlugin(num_microbatches={count}, example=...): the microbatches of a model that is "
+                "traced are as large as its example; leave num_microbatches out"
+            )
 
 
 class DDPCommunicationHookType(enum.StrEnum):
@@ -249,6 +314,7 @@ _PLUGINS: dict[str, type] = {
     "deepspeed_plugin": DeepSpeedPlugin,
     "fsdp_plugin": FullyShardedDataParallelPlugin,
     "parallelism_config": ParallelismConfig,
+    "pipeline_plugin": PipelineParallelPlugin,
 }
 _KINDS = (DistributedDataParallelKwargs, GradScalerKwargs, InitProcessGroupKwargs, AutocastKwargs, ProfileKwargs)
 

@@ -37,21 +37,28 @@ class DistributedType(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True)
 class Process:
-    """Who this process is, where it computes, and why there."""
+    """Who this process is, where it computes, and why there.
+
+    One that stands for it among those that share the data (``Strategy.data_process``) counts the shares: several
+    processes that hold parts of one model get the same.
+    """
 
     world: World
     backend: Backend
     why_device: str
+    shares: tuple[int, ...] = ()  # of each process of the run; empty: each has its own
+    group: dist.ProcessGroup | None = None  # one process of each share, this among them; None: all
+    twins: dist.ProcessGroup | None = None  # the processes that get this one's share; None: it alone
 
     @property
     def rank(self) -> int:
-        """Number among all processes of the run."""
-        return self.world.rank
+        """Number among all processes of the run, or of the share."""
+        return self.shares[self.world.rank] if self.shares else self.world.rank
 
     @property
     def num_processes(self) -> int:
-        """Processes in the run."""
-        return self.world.world_size
+        """Processes in the run, or shares."""
+        return max(self.shares) + 1 if self.shares else self.world.world_size
 
     @property
     def device(self) -> torch.device:

@@ -1,30 +1,34 @@
-"""States of which each rank has a part: every rank writes its own, and any part can be read, by however many ranks.
+"""The one layout of all strategies but DeepSpeed's: tensors by name, whole or in parts, read by part by any of them.
 
 ::
 
-    model.rank0.safetensors  model.rank1.safetensors ...   optimizer.rank0.safetensors ...
+    model.safetensors            optimizer.safetensors              whole, or, of ranks that have parts,
+    model.rank0.safetensors ...  optimizer.rank0.safetensors ...    each rank's own
+    optimizer.bin                the groups' options, and what else the state of an optimizer holds
 
-A file's metadata say where in the whole tensor each of its parts lies, so that no other rank need be asked. What is
-saved whole is read by part as well.
+A file's metadata say where in the whole tensor each of its parts lies, so that no other rank need be asked. A tensor of
+an optimizer's state has the name of its parameter and of the field, "model.0.weight.exp_avg".
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
+import re
 from typing import TYPE_CHECKING, Any
 
 import safetensors
 import torch
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from notebook_launcher.core.errors import CheckpointError
-from notebook_launcher.runtime import storage, weights
+from notebook_launcher.core.errors import CheckpointError, ConfigError
+from notebook_launcher.runtime import gather, models, storage, weights
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
     from torch import nn
@@ -55,7 +59,15 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
     moved = DTensor.from_local(
         part, tensor.device_mesh, tensor.placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
     )
-    return moved.full_tensor().cpu()
+    for dim in range(moved.device_mesh.ndim):  # at once, torch warns where "tp" has split what another dim splits too
+        kept = moved.placements[dim + 1 :]
+        moved = moved.redistribute(placements=[*[Replicate()] * (dim + 1), *kept])
+    return moved.to_local().cpu()
+
+
+def is_elsewhere(value: Any) -> bool:
+    """Whether another rank keeps all of it, and this one only its shape."""
+    return isinstance(value, torch.Tensor) and value.is_meta
 
 
 def like(own: torch.Tensor, value: Any) -> Any:
@@ -77,22 +89,84 @@ def state_of(model: nn.Module) -> dict[str, Any]:
     return model.state_dict(keep_vars=True)
 
 
-def full_state(model: nn.Module) -> dict[str, Any]:
-    """The whole state of ``model`` on every rank; tied tensors stay tied."""
+def full_state(model: nn.Module, *, keep: bool = True) -> dict[str, Any]:
+    """The whole state of ``model`` on every rank that will ``keep`` it; tied tensors stay tied. All ranks call it."""
     found: dict[int, Any] = {}
     state = state_of(model)
     for value in state.values():
         if id(value) not in found:
-            found[id(value)] = whole(value).detach() if isinstance(value, torch.Tensor) else value
+            gathered = whole(value).detach() if isinstance(value, torch.Tensor) else value
+            found[id(value)] = gathered if keep else None
     return {name: found[id(value)] for name, value in state.items()}
+
+
+def unwrapped(models_: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
+    """The modules that ``prepare`` was given, by the names of their files."""
+    return {name: models.unwrap(model, keep_torch_compile=False) for name, model in models_.items()}
+
+
+def names(optimizer: torch.optim.Optimizer, modules: Mapping[str, nn.Module]) -> list[list[str]]:
+    """By group, what its parameters are called: as in their module, "model.0.weight", or by their number among all."""
+    known: dict[int, str] = {}
+    for model, module in modules.items():
+        for name, parameter in module.named_parameters(remove_duplicate=False):
+            known.setdefault(id(parameter), f"{model}.{name}")
+    numbers = itertools.count()
+    return [[known.get(id(one), str(next(numbers))) for one in group["params"]] for group in optimizer.param_groups]
 
 
 # --- writing ---------------------------------------------------------------------------------------------------------
 
 
-def write(draft: storage.Draft, name: str, rank: int, tensors: Mapping[str, torch.Tensor]) -> None:
-    """This rank's parts of ``tensors``; rank 0 writes what is whole. Replicas leave it to the first of them."""
-    own = {key: tensor for key, tensor in tensors.items() if _is_written_by(rank, tensor)}
+def save(
+    draft: storage.Draft,
+    models_: Mapping[str, nn.Module],
+    optimizers: Mapping[str, torch.optim.Optimizer],
+    rank: int,
+    *,
+    safe: bool,
+    sharded: bool,
+    with_whole: bool | None = None,
+    gathered: Callable[[nn.Module], dict[str, Any]] | None = None,
+) -> None:
+    """Write states under their names, ``sharded`` or whole; every rank calls it.
+
+    ``with_whole`` is that of ``write``, ``gathered`` gives the whole state of a model, where it isn't ``full_state``.
+    """
+    if draft.sharded and not safe:
+        raise ConfigError(
+            "save_state(sharded=True, safe_serialization=False) can't be: parts are in safetensors; leave one out"
+        )
+    modules = unwrapped(models_)
+    with_whole = draft.writes if with_whole is None else with_whole
+    for name, module in modules.items():
+        if sharded and safe:
+            write(draft, name, rank, state_of(module), with_whole=with_whole)
+            continue
+        state = gathered(module) if gathered else full_state(module, keep=draft.writes)
+        if draft.writes:
+            weights.save(draft, name, state, safe=safe)
+    for name, optimizer in optimizers.items():
+        tensors, rest = _divided(optimizer, names(optimizer, modules))
+        if sharded or any(is_elsewhere(one) for group in optimizer.param_groups for one in group["params"]):
+            write(draft, name, rank, tensors, with_whole=with_whole)
+        else:
+            held = {key: value if draft.writes else None for key, value in _all_whole(tensors)}
+            if draft.writes and held:
+                weights.write(draft, f"{name}.safetensors", *weights.untied(held))
+        if draft.writes:
+            draft.objects(f"{name}.bin", rest)
+
+
+def write(
+    draft: storage.Draft, name: str, rank: int, tensors: Mapping[str, torch.Tensor], *, with_whole: bool | None = None
+) -> None:
+    """This rank's parts of ``tensors``; replicas leave it to the first of them.
+
+    ``with_whole``: and those that are whole; None: where the draft ``writes``.
+    """
+    with_whole = draft.writes if with_whole is None else with_whole
+    own = {key: tensor for key, tensor in tensors.items() if _is_written(tensor, with_whole=with_whole)}
     parts, aliases = weights.untied({key: local(tensor) for key, tensor in own.items()})
     parts = {key: part for key, part in parts.items() if part.numel() or not isinstance(own[key], DTensor)}
     told = {key: [list(own[key].shape), [one.start for one in place(own[key])]] for key in parts}
@@ -101,30 +175,45 @@ def write(draft: storage.Draft, name: str, rank: int, tensors: Mapping[str, torc
         weights.write(draft, f"{name}.rank{rank}.safetensors", parts, {**aliases, _PARTS: json.dumps(told)})
 
 
-def save_optimizer(draft: storage.Draft, name: str, rank: int, optimizer: torch.optim.Optimizer) -> None:
-    """The state in parts, and all that has none as torch saves it."""
+def _divided(optimizer: torch.optim.Optimizer, named: list[list[str]]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The state's tensors, by name; and, with names for numbers, all that can't be in a safetensors file."""
     state = optimizer.state_dict()
-    parts = {
-        f"{number}.{key}": value
-        for number, values in state["state"].items()
-        for key, value in values.items()
-        if isinstance(value, DTensor)
-    }
-    write(draft, name, rank, parts)
-    if draft.writes:
-        rest = {
-            number: {key: value for key, value in values.items() if not isinstance(value, DTensor)}
-            for number, values in state["state"].items()
-        }
-        draft.objects(f"{name}.bin", {**state, "state": rest})
+    groups = [{**group, "params": own} for group, own in zip(state["param_groups"], named, strict=True)]
+    known = dict(zip(_flat(state["param_groups"]), _flat(groups), strict=True))
+    elsewhere = {id(one) for group in optimizer.param_groups for one in group["params"] if is_elsewhere(one)}
+    tensors: dict[str, Any] = {}
+    rest: dict[Any, Any] = {}
+    for number, values in state["state"].items():
+        if number not in known:
+            rest[number] = values
+            continue
+        for field, value in values.items():
+            if weights.is_plain(value) and "." not in field:
+                tensors[f"{known[number]}.{field}"] = value
+            else:
+                rest.setdefault(known[number], {})[field] = value
+    if elsewhere:
+        rest = {key: value for one in reversed(gather.all_objects(rest)) for key, value in one.items()}
+    return tensors, {**state, "state": rest, "param_groups": groups}
 
 
-def _is_written_by(rank: int, tensor: Any) -> bool:
+def _flat(groups: list[dict[str, Any]]) -> list[Any]:
+    return [one for group in groups for one in group["params"]]
+
+
+def _all_whole(tensors: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
+    return ((key, whole(tensor)) for key, tensor in tensors.items())
+
+
+def _is_written(tensor: Any, *, with_whole: bool) -> bool:
     if not isinstance(tensor, DTensor):
-        return rank == 0
-    coordinate = tensor.device_mesh.get_coordinate() or ()
-    pairs = zip(coordinate, tensor.placements, strict=True)
-    return all(isinstance(placement, Shard) or index == 0 for index, placement in pairs)
+        return with_whole and not is_elsewhere(tensor)
+    mesh, names = tensor.device_mesh, tensor.device_mesh.mesh_dim_names or ()
+    root = mesh._get_root_mesh()  # noqa: SLF001 - ranks of the dim "tp" have copies of what isn't spread over it
+    if "tp" in (root.mesh_dim_names or ()) and "tp" not in names and root.get_local_rank("tp"):
+        return False
+    pairs = zip(mesh.get_coordinate() or (), tensor.placements, strict=True)
+    return all(index == 0 or not placement.is_replicate() for index, placement in pairs)
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------
@@ -136,98 +225,117 @@ class Saved:
 
     name: str
     shape: tuple[int, ...]
-    pieces: list[tuple[tuple[int, ...], tuple[int, ...], Callable[[Place], torch.Tensor]]]
+    pieces: dict[tuple[tuple[int, ...], tuple[int, ...]], Callable[[Place], torch.Tensor]]
 
-    def read(self, wanted: Place, dtype: torch.dtype) -> torch.Tensor:
-        """The part ``wanted``; raises ``CheckpointError`` where pieces of it are missing."""
+    def read(self, wanted: Place | None = None) -> torch.Tensor:
+        """The part ``wanted``, or all of it; raises ``CheckpointError`` where pieces of it are missing."""
+        if wanted is None:
+            wanted = tuple(slice(0, size) for size in self.shape)
         shape = [one.stop - one.start for one in wanted]
-        found, out = 0, torch.empty(shape, dtype=dtype)
-        for offset, size, read in self.pieces:
+        found, out = 0, torch.empty(0)
+        for (offset, size), read in self.pieces.items():
             low = [max(start, one.start) for start, one in zip(offset, wanted, strict=True)]
             high = [min(start + length, one.stop) for start, length, one in zip(offset, size, wanted, strict=True)]
             if any(start >= stop for start, stop in zip(low, high, strict=True)):
                 continue
             piece = read(tuple(slice(a - o, b - o) for a, b, o in zip(low, high, offset, strict=True)))
-            found += piece.numel()
-            if piece.numel() == out.numel():
+            if piece.numel() == math.prod(shape):
                 return piece.reshape(shape)
+            out = out if found else torch.empty(shape, dtype=piece.dtype)
+            found += piece.numel()
             out[tuple(slice(a - o.start, b - o.start) for a, b, o in zip(low, high, wanted, strict=True))] = piece
         if found != math.prod(shape):
             raise CheckpointError(f"{self.name} is saved in parts, and {math.prod(shape) - found} numbers are in none")
-        return out
+        return out.reshape(shape)
 
 
 def find(folder: Path, name: str) -> tuple[Path, dict[str, Saved]]:
-    """What ``folder`` has under ``name``, in parts or whole, and the first of its files."""
-    files = sorted(folder.glob(f"{name}.rank*.safetensors"))
-    path = folder / f"{name}.safetensors"
-    if not files and not path.exists():
+    """What the checkpoint ``folder`` has under ``name``, in parts or whole, and the first of its files."""
+    kind = re.compile(rf"{re.escape(name)}(\.rank\d+)?\.safetensors")
+    files = [folder / one for one in sorted(storage.manifest(folder)["files"]) if kind.fullmatch(one)]
+    if not files:
         path = folder / f"pytorch_{name}.bin"
         state = storage.read(path) if path.exists() else {}
         return path, {key: _in_memory(key, value) for key, value in state.items() if isinstance(value, torch.Tensor)}
     found: dict[str, Saved] = {}
     aliases: dict[str, str] = {}
-    for each in files or [path]:
+    for each in files:
         aliases |= _read_places(each, found)
-    return (files or [path])[0], {
-        old: found[kept] for old, kept in aliases.items() if kept in found and old not in found
-    } | found
+    return files[0], found | {old: found[kept] for old, kept in aliases.items() if kept in found and old not in found}
+
+
+def load(
+    folder: Path, models_: Mapping[str, nn.Module], optimizers: Mapping[str, torch.optim.Optimizer], *, strict: bool
+) -> Callable[[], None]:
+    """Read this rank's part of what ``save`` wrote, by any strategy; the function returned takes it up.
+
+    Raises ``CheckpointError`` for what doesn't fit.
+    """
+    modules = unwrapped(models_)
+    states = {name: fitting(folder, name, module, strict=strict) for name, module in modules.items()}
+    of_optimizers = {name: fitting_optimizer(folder, name, one, modules) for name, one in optimizers.items()}
+
+    def take_up() -> None:
+        for name, module in modules.items():
+            module.load_state_dict(states[name], strict=strict and not any(map(is_elsewhere, module.parameters())))
+        for name, optimizer in optimizers.items():
+            optimizer.load_state_dict(of_optimizers[name])
+
+    return take_up
 
 
 def fitting(folder: Path, name: str, model: nn.Module, *, strict: bool) -> dict[str, Any]:
-    """What was saved of ``model``, each tensor spread as the model's own; ``CheckpointError`` where it doesn't fit."""
+    """What was saved of ``model``, each tensor spread as the model's own; ``CheckpointError`` where it doesn't fit.
+
+    Nothing for those on "meta", which other ranks keep.
+    """
     own = state_of(model)
-    if not any(isinstance(value, DTensor) for value in own.values()) and not any(folder.glob(f"{name}.rank*")):
-        return weights.fitting(folder, name, model, strict=strict)
+    has_whole = not any(isinstance(value, DTensor) or is_elsewhere(value) for value in own.values())
+    if has_whole and f"pytorch_{name}.bin" in storage.manifest(folder)["files"]:
+        return weights.fitting(folder, name, model, strict=strict)  # with what is no tensor
     path, saved = find(folder, name)
     weights.check(path, saved, own, type(model).__name__, strict=strict)
-    return {key: _taken(saved[key], value) for key, value in own.items() if key in saved}
+    return {key: _taken(saved[key], own.get(key)) for key in saved if not is_elsewhere(own.get(key))}
 
 
-def fitting_optimizer(folder: Path, name: str, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """What was saved of ``optimizer``, spread as its parameters; ``CheckpointError`` where it doesn't fit."""
-    path = folder / f"{name}.bin"
-    state: dict[str, Any] = storage.read(path)
-    saved, own = ([len(one["params"]) for one in of] for of in (state["param_groups"], optimizer.param_groups))
-    if saved != own:
-        raise CheckpointError(
-            f"{folder / name}.bin doesn't fit the optimizer, a {type(optimizer).__name__}: its groups have {saved} "
-            f"parameters there, and {own} here"
-        )
-    for key, value in find(folder, name)[1].items():
-        number, _, field = key.partition(".")
-        state["state"][int(number)][field] = value
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    saved_ids = [number for group in state["param_groups"] for number in group["params"]]
-    for number, parameter in zip(saved_ids, parameters, strict=True):
-        values = state["state"].get(number, {})
-        for field, value in values.items():
-            if isinstance(value, Saved):
-                values[field] = _taken(value, parameter if value.shape == tuple(parameter.shape) else None)
-            else:
-                values[field] = like(parameter, value)
-    return state
-
-
-def whole_optimizer(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """The optimizer's state, whole, on every rank."""
-    state = optimizer.state_dict()
-    held = {
-        number: {key: whole(value) if isinstance(value, DTensor) else value for key, value in values.items()}
-        for number, values in state["state"].items()
-    }
-    return {**state, "state": held}
+def fitting_optimizer(
+    folder: Path, name: str, optimizer: torch.optim.Optimizer, modules: Mapping[str, nn.Module] | None = None
+) -> dict[str, Any]:
+    """What was saved of ``optimizer``, spread as its parameters, which ``modules`` name; else ``CheckpointError``."""
+    told: dict[str, Any] = storage.read(folder / f"{name}.bin")
+    groups, own = told["param_groups"], names(optimizer, modules or {})
+    if [set(group["params"]) for group in groups] != [set(group) for group in own]:
+        was, now = ([len(group) for group in each] for each in ((group["params"] for group in groups), own))
+        if was != now:
+            raise CheckpointError(
+                f"{folder / name}.bin doesn't fit the optimizer, a {type(optimizer).__name__}: its groups have {was} "
+                f"parameters there, and {now} here"
+            )
+        own = [group["params"] for group in groups]  # other names, in the same order
+    tensors: dict[str, dict[str, Saved]] = {}
+    for key, saved in find(folder, name)[1].items():
+        parameter, _, field = key.rpartition(".")
+        tensors.setdefault(parameter, {})[field] = saved
+    state = {key: values for key, values in told["state"].items() if key not in set(itertools.chain(*own))}
+    for number, (key, parameter) in enumerate(zip(itertools.chain(*own), _flat(optimizer.param_groups), strict=True)):
+        values = {field: like(parameter, value) for field, value in told["state"].get(key, {}).items()}
+        for field, saved in tensors.get(key, {}).items():
+            values[field] = _taken(saved, parameter if saved.shape == tuple(parameter.shape) else None)
+        if values and not is_elsewhere(parameter):
+            state[number] = values
+    numbers = itertools.count()
+    groups = [{**group, "params": [next(numbers) for _ in named]} for group, named in zip(groups, own, strict=True)]
+    return {**told, "state": state, "param_groups": groups}
 
 
 def _taken(saved: Saved, own: Any) -> torch.Tensor:
     """The part that this rank has of ``own``, spread as that is; all where it isn't spread."""
-    if not isinstance(own, DTensor):
-        return saved.read(tuple(slice(0, size) for size in saved.shape), getattr(own, "dtype", torch.float32))
-    return _spread(saved.read(place(own), own.dtype), own)
+    return _spread(saved.read(place(own)), own) if isinstance(own, DTensor) else saved.read()
 
 
 def _in_memory(name: str, value: torch.Tensor) -> Saved:
-    return Saved(name, tuple(value.shape), [((0,) * value.dim(), tuple(value.shape), value.__getitem__)])
+    shape = tuple(value.shape)
+    return Saved(name, shape, {((0,) * len(shape), shape): value.__getitem__})
 
 
 def _read_places(path: Path, found: dict[str, Saved]) -> dict[str, str]:
@@ -241,8 +349,8 @@ def _read_places(path: Path, found: dict[str, Saved]) -> dict[str, str]:
         for key in file.keys():  # noqa: SIM118
             size = tuple(file.get_slice(key).get_shape())
             shape, offset = map(tuple, places.get(key, (size, (0,) * len(size))))
-            saved = found.setdefault(key, Saved(f"{key!r} in {path.parent}", shape, []))
-            saved.pieces.append((offset, size, _reader(file, key)))
+            saved = found.setdefault(key, Saved(f"{key!r} in {path.parent}", shape, {}))
+            saved.pieces[offset, size] = _reader(file, key)
     except (OSError, ValueError, safetensors.SafetensorError) as error:
         raise CheckpointError(f"{path} can't be read: {error}") from error
     return told

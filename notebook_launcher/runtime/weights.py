@@ -123,7 +123,7 @@ def untied(state: Mapping[str, Any]) -> tuple[Tensors, dict[str, str]]:
     tensors: Tensors = {}
     aliases: dict[str, str] = {}
     for name, value in state.items():
-        if not isinstance(value, torch.Tensor) or value.layout != torch.strided or value.dtype not in _CODES:
+        if not is_plain(value):
             kind = value.dtype if isinstance(value, torch.Tensor) else type(value).__name__
             raise ConfigError(
                 f"{name!r} in the model's state, a {kind}, can't be in a safetensors file; pass "
@@ -137,6 +137,11 @@ def untied(state: Mapping[str, Any]) -> tuple[Tensors, dict[str, str]]:
             kept[place] = name
             tensors[name] = value
     return tensors, aliases
+
+
+def is_plain(value: Any) -> bool:
+    """Whether a safetensors file can hold it."""
+    return isinstance(value, torch.Tensor) and value.layout == torch.strided and value.dtype in _CODES
 
 
 def _shards(tensors: Tensors, max_bytes: int) -> Iterator[Tensors]:
@@ -171,11 +176,7 @@ def write(draft: storage.Draft, file: str, tensors: Tensors, aliases: Mapping[st
         header[name] = {"dtype": _CODES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, stop]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    with draft.open(file) as out:
-        out.write(len(text).to_bytes(8, "little") + text)
-        for tensor in tensors.values():
-            data = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-            out.write(data.numpy().data)
+    draft.put(file, [len(text).to_bytes(8, "little") + text, *tensors.values()])
 
 
 def _read(path: Path) -> Tensors:

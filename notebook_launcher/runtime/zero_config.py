@@ -8,11 +8,15 @@ import json
 import math
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from notebook_launcher.core.errors import ConfigError
 from notebook_launcher.core.registry import nearest
+from notebook_launcher.runtime import holdings
+from notebook_launcher.runtime.holdings import Held
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from torch import nn
 
@@ -20,6 +24,7 @@ if TYPE_CHECKING:
 
 AUTO = "auto"
 _DEFAULT_STAGE = 2
+_PERSISTED = 100_000  # DeepSpeed's own: weights up to that size are on every rank in stage 3, too
 _BUCKET = 500_000_000  # DeepSpeed's own, which it allocates whatever the model's size
 _MICRO, _BATCH, _STEPS = "train_micro_batch_size_per_gpu", "train_batch_size", "gradient_accumulation_steps"
 # Accelerate's names in the section of a launch's file that choose its launcher, or what is chosen elsewhere.
@@ -62,7 +67,16 @@ def with_section(plugin: DeepSpeedPlugin, section: str | None) -> DeepSpeedPlugi
             raise _unknown("deepspeed_config", key, {*names, "deepspeed_config_file"})
         if getattr(plugin, name) is None:
             changes[name] = value
-    return dataclasses.replace(plugin, **changes)
+    told = dataclasses.replace(plugin, **changes)
+    told.zero_stage = _stage(told)
+    return told
+
+
+def _stage(plugin: DeepSpeedPlugin) -> Any:
+    """The plugin's own, or that of DeepSpeed's configuration, or a default: with one DeepSpeed's own, else ours."""
+    said = (plugin.hf_ds_config or {}).get("zero_optimization", {}).get("stage", AUTO)
+    known = [plugin.zero_stage, None if said == AUTO else said, 0 if plugin.hf_ds_config else _DEFAULT_STAGE]
+    return next(stage for stage in known if stage is not None)
 
 
 def build(
@@ -87,6 +101,37 @@ def build(
     config.setdefault("zero_force_ds_cpu_optimizer", False)  # which would be compiled first
     config["managed_gradient_accumulation"] = False  # a group ends where the optimizer steps, whatever its size
     return config
+
+
+def held(plugin: DeepSpeedPlugin, precision: str, num_processes: int, model: nn.Module) -> Iterator[Held]:
+    """What a rank keeps of each parameter."""
+    config = build(plugin, precision, num_processes, model, on_cpu=False)
+    zero = config["zero_optimization"]
+    stage, persisted = zero["stage"], zero.get("stage3_param_persistence_threshold", _PERSISTED)
+    if stage == 0:
+        yield from holdings.whole(model)
+        return
+    in_bf16 = any(config.get(name, {}).get("enabled") for name in ("bf16", "bfloat16"))
+    sizes = {one: one.nbytes // one.itemsize for one in model.parameters()}
+    kept = _touched({one: size for one, size in sizes.items() if one.requires_grad}, num_processes)
+    for one, numel in sizes.items():
+        itemsize = 2 if in_bf16 else one.itemsize
+        part = -(-numel // num_processes)
+        weights = part + (numel if numel <= persisted else 0) if stage == 3 else numel  # noqa: PLR2004 - ZeRO's
+        stepped = torch.empty(part if one.requires_grad else 0, dtype=torch.float32, device="meta")
+        gradients = {1: numel, 2: numel if one in kept else 0, 3: part}[stage] if one.requires_grad else 0
+        yield Held(one, weights * itemsize, gradients * itemsize, stepped, stepped.nbytes, is_joined=True)
+
+
+def _touched(sizes: Mapping[nn.Parameter, int], num_parts: int) -> set[nn.Parameter]:
+    """Those that the part which touches the most has a piece of: stage 2 keeps their gradients whole."""
+    length, start = -(-sum(sizes.values()) // num_parts), 0
+    parts: list[set[nn.Parameter]] = [set() for _ in range(num_parts)]
+    for one, size in sizes.items():
+        for part in range(start // max(1, length), -(-(start + size) // max(1, length))):
+            parts[part].add(one)
+        start += size
+    return max(parts, key=lambda part: sum(sizes[one] for one in part))
 
 
 def fill_optimizer(config: dict[str, Any], lr: Any, values: Mapping[str, Any], total: Any, warmup: Any) -> None:
@@ -126,8 +171,7 @@ def _set_zero(config: dict[str, Any], plugin: DeepSpeedPlugin, model: nn.Module)
             f"zero_optimization.stage={said!r}; leave one of them out"
         )
     if said == AUTO:
-        own = 0 if plugin.hf_ds_config else _DEFAULT_STAGE  # DeepSpeed's own default, and ours
-        zero["stage"] = own if plugin.zero_stage is None else plugin.zero_stage
+        zero["stage"] = _stage(plugin)
     stage = zero["stage"]
     if stage not in {0, 1, 2, 3}:
         raise ConfigError(f"zero_stage={stage!r} is not known. Known: 0, 1, 2, 3.")

@@ -34,6 +34,7 @@ class Engine:
         self.num_collecting = 0  # contexts entered for a micro-batch that doesn't end its group
         self.is_open = False  # the last backward was in such a micro-batch
         self.is_final = False  # the group's gradients are exchanged, and the next thing is a step
+        self._exchanged: list[tuple[torch.Tensor | None, int]] = []  # whole gradients as they were left then
         self.parameters = {id(p) for p in engine.module.parameters()}
         self._adapt()
 
@@ -51,9 +52,9 @@ class Engine:
         def allreduce_gradients(*args: Any, **kwargs: Any) -> None:
             if not engine.is_gradient_accumulation_boundary():
                 reduce(*args, **kwargs)
-            elif not self.is_final:
+            elif not (self.is_final or self._is_exchanged()):
                 reduce(*args, **kwargs)
-                self.is_final = self.stage != WHOLE  # there, once more changes nothing
+                self.is_final = self.stage != WHOLE  # no engine hears of a backward there
 
         engine.allreduce_gradients = allreduce_gradients
         if hasattr(zero, "finalize_gradient_accumulation_boundary"):
@@ -76,6 +77,18 @@ class Engine:
                 self.engine.allreduce_gradients()
         finally:
             self.engine._running_engine_step = False  # noqa: SLF001
+
+    def note_exchanged(self) -> None:
+        """The whole gradients are exchanged: as long as they stay so, the step need not do it again."""
+        gradients = [parameter.grad for parameter in self.engine.module.parameters()]
+        self._exchanged = [(one, -1 if one is None else one._version) for one in gradients]  # noqa: SLF001
+
+    def _is_exchanged(self) -> bool:
+        gradients = (parameter.grad for parameter in self.engine.module.parameters())
+        return bool(self._exchanged) and all(
+            one is noted and (one is None or one._version == version)  # noqa: SLF001
+            for one, (noted, version) in zip(gradients, self._exchanged, strict=True)
+        )
 
     def _begin_backward(self) -> None:
         """Be ready for one more backward of the group; raise where it comes too late."""
@@ -124,6 +137,7 @@ class Engine:
         """Drop what was collected: ``zero_grad``."""
         zero = self.engine.optimizer
         self.is_final = False
+        self._exchanged = []
         for parameter in self.engine.module.parameters():
             parameter.grad = None
         if self.stage == WHOLE:
@@ -146,6 +160,7 @@ class Engine:
         self.take_options(optimizer)
         self.engine.step()
         self.is_final = False
+        self._exchanged = []
         if self.stage != WHOLE:
             self.engine.optimizer.clip_grad = self.clipping
         copy_options(self.engine.basic_optimizer, optimizer)

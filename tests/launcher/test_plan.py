@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 import pytest
 
 from notebook_launcher.core.config import LaunchConfig
@@ -203,12 +205,29 @@ def test_bf16_on_gpus_that_lack_it():
     assert "(the device asked for)" in refusal(OLD_GPUS, CPU, device="cuda", mixed_precision="bf16")
 
 
-def test_every_strategy_in_the_table_is_accepted_and_others_get_the_nearest_name():
+def test_every_strategy_in_the_table_is_accepted_and_others_get_the_nearest_name(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)  # what they need is installed
     for name in STRATEGIES.names:
         assert plan(*LAPTOP, strategy=name, num_processes=1).worlds[0].strategy == name
     text = refusal(*LAPTOP, strategy="ddb")
     assert "strategy 'ddb' is not known" in text
     assert "Did you mean 'ddp'?" in text
+
+
+def test_a_strategy_whose_package_is_missing_is_refused_before_anything_starts(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    text = refusal(*LAPTOP, strategy="deepspeed")
+    assert "strategy='deepspeed' needs the package deepspeed, which is not installed" in text
+    assert "pip install 'notebook-launcher[deepspeed]'" in text
+    assert plan(*LAPTOP, strategy="fsdp").worlds
+
+
+def test_sizes_of_a_mesh_go_to_the_ranks_and_must_fit_the_processes():
+    mesh = {"parallelism_config": {"parallelism_config_tp_size": 2, "parallelism_config_dp_shard_size": 1}}
+    assert plan(*LAPTOP, extra=mesh).worlds[1].parallelism_config == '{"tp_size": 2, "dp_shard_size": 1}'
+    assert plan(*LAPTOP).worlds[0].parallelism_config is None
+    text = refusal(*LAPTOP, extra=mesh, num_processes=3)
+    assert "tp_size 2 = 2 processes, and the run has 3: launch 2" in text
 
 
 def test_one_process_is_what_single_takes():

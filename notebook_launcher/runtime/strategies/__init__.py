@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from notebook_launcher.core.errors import ConfigError
 from notebook_launcher.core.strategies import STRATEGIES
+from notebook_launcher.runtime.plugins import ParallelismConfig
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -31,6 +32,8 @@ class Strategy(Protocol):
     name: str
     layout: str  # of what ``save`` writes: strategies of one layout can load each other's
     pairs_optimizers: bool  # an optimizer must be prepared together with the model that it trains
+    trains_apart: bool  # a rank has all of the model, and can train it by itself for some steps
+    data_process: Process  # the process as one of those that share the data: ranks with parts of one model get the same
 
     def place(self, model: nn.Module) -> Any:
         """The model on this process's device, or where ``wrap`` will move it from."""
@@ -105,7 +108,8 @@ def create(name: str | None, process: Process, keywords: Keywords) -> Strategy:
 
     Raises ``ConfigError`` for a name that isn't known, or that doesn't go with the number of processes.
     """
-    if process.num_processes == 1 and name in {None, "ddp", "fsdp"}:
+    if process.num_processes == 1 and name in {None, "ddp", "fsdp", "pp", "tp"}:
+        keywords[ParallelismConfig].sizes(1, "dp_shard")
         name = "single"
     if process.num_processes > 1 and name == "single":
         raise ConfigError(

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from notebook_launcher.core.errors import CheckpointError, ConfigError
-from notebook_launcher.runtime import models, zero_checkpoint, zero_config, zero_engine
+from notebook_launcher.runtime import agreement, models, zero_checkpoint, zero_config, zero_engine
 from notebook_launcher.runtime.optim import PreparedOptimizer
 from notebook_launcher.runtime.plugins import DeepSpeedPlugin
 from notebook_launcher.runtime.stand_ins import DummyOptim
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from notebook_launcher.core.world import World
+    from notebook_launcher.runtime import holdings
     from notebook_launcher.runtime.plugins import Keywords
     from notebook_launcher.runtime.process import Process
     from notebook_launcher.runtime.storage import Draft
@@ -43,6 +45,7 @@ class ZeroModel(models.Wrapper):
         """The model's outputs."""
         if self.trained is None or self.trained.stage == WHOLE:
             return self.module(*inputs, **kwargs)
+        agreement.check("the forward of a sharded model")
         return self.trained.engine(*inputs, **kwargs)
 
     def train(self, mode: bool = True) -> ZeroModel:  # noqa: FBT001, FBT002 - torch's
@@ -77,16 +80,24 @@ class DeepSpeed:
     name = "deepspeed"
     layout = "deepspeed"
     pairs_optimizers = False
+    trains_apart = False
     backward = staticmethod(single.backward)  # engines hear of it from their models' outputs
 
     def __init__(self, process: Process, keywords: Keywords) -> None:
         """Train on the process's device, as the plugin and the launch's section say; ``ConfigError`` for a slip."""
-        self._process = process
-        self._plugin = zero_config.with_section(keywords[DeepSpeedPlugin], process.world.strategy_config)
+        self._process = self.data_process = process
+        self.plugin = zero_config.with_section(keywords[DeepSpeedPlugin], process.world.strategy_config)
         self._wrapped: weakref.WeakSet[ZeroModel] = weakref.WeakSet()
         self._unpaired: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._trained: weakref.WeakKeyDictionary[torch.optim.Optimizer, Engine] = weakref.WeakKeyDictionary()
         self._deepspeed = zero_engine.imported(process)
+
+    @staticmethod
+    def held(model: nn.Module, world: World, keywords: Keywords) -> Iterator[holdings.Held]:
+        """By stage: whole weights with a part of the rest, or a part of all, but for small weights."""
+        plugin = zero_config.with_section(keywords[DeepSpeedPlugin], world.strategy_config)
+        precision = world.mixed_precision or "no"
+        return zero_config.held(plugin, precision, world.world_size, model)
 
     def place(self, model: nn.Module) -> nn.Module:
         """The model on the device."""
@@ -141,7 +152,7 @@ class DeepSpeed:
         precision = inner._precision.name if isinstance(inner, models.AutocastView) else "no"  # noqa: SLF001
         process = self._process
         on_cpu = process.device.type == "cpu"
-        options = zero_config.build(self._plugin, precision, process.num_processes, models.unwrap(model), on_cpu=on_cpu)
+        options = zero_config.build(self.plugin, precision, process.num_processes, models.unwrap(model), on_cpu=on_cpu)
         stand_in = getattr(optimizer, "stands_for_scheduler", None)
         group = optimizer.param_groups[0]
         numbers = (stand_in.total_num_steps, stand_in.warmup_num_steps) if stand_in else (None, None)
@@ -178,7 +189,11 @@ class DeepSpeed:
         """None: any backward is exchanged at the step."""
 
     def join(self, models: Sequence[nn.Module]) -> None:
-        """None: every rank is needed for each step."""
+        """Raise ``ConfigError``: every rank is needed for each step."""
+        raise ConfigError(
+            "join_uneven_inputs can't be with strategy='deepspeed': all ranks are needed for each step, so that one with fewer batches would leave the others waiting. Leave it out; even_batches=True, "
+            "the default, fills up the last batch."
+        )
 
     def _engines_of(
         self, parameters: Sequence[torch.Tensor], *, finalize: bool = True
@@ -200,7 +215,12 @@ class DeepSpeed:
         """
         spread, rest = self._engines_of(parameters := list(parameters))
         if not spread:
-            return single.clip(parameters, max_norm, norm_type)
+            norm = single.clip(parameters, max_norm, norm_type)
+            found = {id(p) for p in parameters}
+            for one in self._trained.values():
+                if not one.parameters.isdisjoint(found):
+                    one.note_exchanged()
+            return norm
         if any(one.is_open for one in spread):
             return torch.full((), torch.nan, device=spread[0].engine.device)
         one, found = spread[0], {id(p) for p in parameters}

@@ -5,6 +5,8 @@ Torch's ``fully_shard`` turns a module's parameters into ``DTensor``s, in place;
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import weakref
 from typing import TYPE_CHECKING, Any, final
 
@@ -12,14 +14,24 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed._composable import checkpoint_activation  # unlike the wrapper, it leaves names as they are
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from notebook_launcher.core.errors import ConfigError
 from notebook_launcher.core.registry import unknown_name
-from notebook_launcher.runtime import blocks, clipping, fsdp_options, gather, models, shards, weights
+from notebook_launcher.runtime import (
+    agreement,
+    blocks,
+    clipping,
+    fingerprints,
+    fsdp_options,
+    gather,
+    holdings,
+    mesh,
+    models,
+    shards,
+)
 from notebook_launcher.runtime.fsdp_options import FullyShardedDataParallelPlugin
 from notebook_launcher.runtime.plugins import ParallelismConfig
 from notebook_launcher.runtime.strategies import single
@@ -27,10 +39,15 @@ from notebook_launcher.runtime.strategies import single
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from notebook_launcher.core.world import World
     from notebook_launcher.runtime.fsdp_options import Settings
     from notebook_launcher.runtime.plugins import Keywords
     from notebook_launcher.runtime.process import Process
     from notebook_launcher.runtime.storage import Draft
+
+_TRAVELLING_BYTES = 1 << 26  # of values on their way at a time
 
 
 class _Syncing:
@@ -65,17 +82,25 @@ class FullySharded:
     name = "fsdp"
     layout = single.Single.layout
     pairs_optimizers = False
+    trains_apart = False
     backward = staticmethod(single.backward)
     clip = staticmethod(clipping.clip)
     clip_value = staticmethod(clipping.clip_value)
     step = staticmethod(single.step)
     load = staticmethod(single.load)
 
-    def __init__(self, process: Process, keywords: Keywords) -> None:
-        """Shard as the plugin, the launch and ``ParallelismConfig`` say; raises ``ConfigError`` where they can't be."""
-        self._process = process
-        self._settings = fsdp_options.settings(keywords[FullyShardedDataParallelPlugin], process.world.strategy_config)
-        self._mesh = _mesh(process, keywords[ParallelismConfig], self._settings)
+    def __init__(self, process: Process, keywords: Keywords, part: DeviceMesh | None = None) -> None:
+        """Shard as the plugin, the launch and ``ParallelismConfig`` say; raises ``ConfigError`` where they can't be.
+
+        ``part``: the dims of a larger mesh to shard over.
+        """
+        self._process = self.data_process = process
+        self.plugin = keywords[FullyShardedDataParallelPlugin]
+        self._settings = fsdp_options.settings(self.plugin, process.world.strategy_config)
+        parallelism = keywords[ParallelismConfig]
+        if self._settings.replicates_machines and parallelism.dp_replicate_size == 1:
+            parallelism = dataclasses.replace(parallelism, dp_replicate_size=process.world.num_machines)
+        self._mesh = mesh.build(process, parallelism, "dp_shard") if part is None else part
         self._replaced: Any = WeakTensorKeyDictionary()  # what parameters became
         self._fsdp: Any = WeakTensorKeyDictionary()  # what torch keeps for a parameter
         self._syncs: weakref.WeakKeyDictionary[nn.Module, dict[str, bool]] = weakref.WeakKeyDictionary()
@@ -93,67 +118,92 @@ class FullySharded:
             return model
         if next(inner.parameters(), None) is None:
             return model.to(self._process.device)
-        on_meta = [name for name, one in inner.named_parameters() if one.is_meta]
-        if gather.all_objects(on_meta)[0]:
-            raise ConfigError(
-                f"the {type(inner).__name__} on rank 0 has parameters on the device 'meta', such as {on_meta[:1]}, and "
-                "it is from rank 0 that all ranks take their values. Make it there with its weights; on the others it "
-                "may be without."
-            )
+        refuse_elsewhere(inner, self._process.device)
+        before = dict(inner.named_parameters(remove_duplicate=False))
+        self.spread(model, inner, before, has_values=has_rank0s_values(inner))
+        return model
+
+    def spread(
+        self, model: nn.Module, inner: nn.Module, before: Mapping[str, nn.Parameter], *, has_values: bool
+    ) -> None:
+        """Shard ``inner``, which is in ``model``, in place; ``before`` has its parameters as they were given."""
         ignored = {one for part in self._settings.ignored for one in part.to(self._process.device).parameters()}
         chosen = blocks.choose(inner, self._settings)
         for block in chosen if self._settings.checkpoint_activations else ():
             checkpoint_activation.checkpoint(block)
-        before = self._shard([*chosen, inner], ignored, _policy(model, self._settings.policy))
-        if on_meta:
-            inner.to_empty(device="cpu" if self._settings.offload else self._process.device)
-        self._take_from_rank0(inner, before)
+        self._shard([*chosen, inner], ignored, _policy(model, self._settings.policy))
+        self.fill(inner, before, has_values=has_values)
         for module in inner.modules():
             for one in _fsdp_parameters(module):
                 self._fsdp[one.sharded_param] = weakref.ref(one)
+            if isinstance(module, FSDPModule):
+                module.register_forward_pre_hook(_gather_for_inference, prepend=True)
         inner.register_forward_hook(_reshard_after_evaluation)
-        return model
+        inner.register_forward_pre_hook(_check_all_are_here)
 
-    def _shard(
-        self, modules: list[nn.Module], ignored: set[nn.Parameter], policy: MixedPrecisionPolicy
-    ) -> dict[str, nn.Parameter]:
-        """Shard ``modules``, the model last; return its parameters as they were, by name."""
-        before = dict(modules[-1].named_parameters(remove_duplicate=False))
+    def fill(self, inner: nn.Module, before: Mapping[str, nn.Parameter], *, has_values: bool) -> None:
+        """Give ``inner``, which is spread, rank 0's values, unless it has them; note what became of ``before``."""
+        if any(one.is_meta for one in inner.parameters()):
+            inner.to_empty(device="cpu" if self._settings.offload else self._process.device)
+        self._replace(inner, before)
+        if not has_values:
+            self._take_from_rank0(inner, before)
+
+    def _shard(self, modules: list[nn.Module], ignored: set[nn.Parameter], policy: MixedPrecisionPolicy) -> None:
+        """Shard ``modules``, the model last."""
         options: dict[str, Any] = {"mesh": self._mesh, "mp_policy": policy, "offload_policy": _offload(self._settings)}
         if self._settings.reshard_after_forward is not None:
             options["reshard_after_forward"] = self._settings.reshard_after_forward
         if ignored:
             options["ignored_params"] = ignored
+        device = self._process.device.type
         for module in modules:
-            values = [(one, one.detach()) for one in module.parameters() if not isinstance(one, DTensor)]
+            elsewhere = [
+                (one, one.detach())
+                for one in module.parameters()
+                if one.device.type != device and not isinstance(one, DTensor)
+            ]
             name = type(module).__name__
             fully_shard(module, **options)
             type(module).__name__ = name  # libraries go by it, and people read it
-            for given, value in values:
+            for given, value in elsewhere:
                 if given not in ignored:
                     given.data = value  # where it was: torch has moved the whole to the device
-        return before
 
-    def _take_from_rank0(self, model: nn.Module, before: Mapping[str, nn.Parameter]) -> None:
-        device = self._process.device
+    def _replace(self, model: nn.Module, before: Mapping[str, nn.Parameter]) -> None:
+        """Tie again what was tied, of which torch may have made several; note what became of each parameter."""
         new: dict[int, nn.Parameter] = {}
         for name, given in before.items():
             owner, _, key = name.rpartition(".")
             module = model.get_submodule(owner)
-            if id(given) in new:  # tied; torch may have made another of it
+            if id(given) in new:
                 setattr(module, key, new[id(given)])
                 continue
             own = new[id(given)] = getattr(module, key)
-            value = given.detach().to(device) if self._process.rank == 0 else torch.empty_like(given, device=device)
-            dist.broadcast(value, 0)
-            with torch.no_grad():
-                shards.local(own).copy_(value[shards.place(own)])
             if own is not given:
                 self._replaced[given] = own
-        for buffer in model.buffers():
-            value = buffer.to(device)
-            dist.broadcast(value, 0)
-            buffer.copy_(value)
+
+    def _take_from_rank0(self, model: nn.Module, before: Mapping[str, nn.Parameter]) -> None:
+        """Have the values of rank 0 travel, several on their way at a time."""
+        device = self._process.device
+        on_the_way: list[tuple[Any, torch.Tensor, torch.Tensor]] = []
+
+        def arrive() -> None:
+            for work, value, own in on_the_way:
+                work.wait()
+                with torch.no_grad():
+                    shards.local(own).copy_(value[shards.place(own)])
+            on_the_way.clear()
+
+        pairs = [
+            (given, self._replaced.get(given, given)) for given in {id(one): one for one in before.values()}.values()
+        ]
+        for given, own in [*pairs, *((one, one) for one in model.buffers())]:
+            value = given.detach().to(device) if self._process.rank == 0 else torch.empty_like(given, device=device)
+            on_the_way.append((dist.broadcast(value, 0, async_op=True), value, own))
+            if sum(one.nbytes for _, one, _ in on_the_way) > _TRAVELLING_BYTES:
+                arrive()
+        arrive()
 
     def pair(self, optimizer: torch.optim.Optimizer) -> None:
         """Have an optimizer that was made before its model was sharded hold what its parameters became, and states."""
@@ -166,6 +216,15 @@ class FullySharded:
                 if given in optimizer.state:
                     values = optimizer.state.pop(given)
                     optimizer.state[new] = {key: shards.like(new, value) for key, value in values.items()}
+
+    @staticmethod
+    def held(model: nn.Module, world: World, keywords: Keywords) -> Iterator[holdings.Held]:
+        """A part of every parameter but those that are ignored."""
+        chosen = fsdp_options.settings(keywords[FullyShardedDataParallelPlugin], world.strategy_config)
+        ignored = {id(one) for part in chosen.ignored for one in part.parameters()}
+        num_parts = keywords[ParallelismConfig].sizes(world.world_size, "dp_shard")["dp_shard"]
+        for one in model.parameters():
+            yield holdings.of(one, *([] if id(one) in ignored else [(0, num_parts)]))
 
     # --- gradients ---------------------------------------------------------------------------------------------------
 
@@ -184,13 +243,18 @@ class FullySharded:
         return _Syncing(inner, self._syncs.setdefault(inner, {"sync": True}), is_on=is_on)
 
     def gradients(self, parameters: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
-        """The parameters' own, and those collected under ``no_sync``: whole ones, which torch keeps elsewhere."""
+        """The parameters' own, and those collected under ``no_sync``: whole ones, which torch keeps elsewhere.
+
+        Each once, though between forward and backward a model has other parameters than its optimizer.
+        """
+        found: dict[int, torch.Tensor] = {}
         for parameter in parameters:
             reference = self._fsdp.get(parameter)
             one = None if reference is None else reference()
             unsharded = getattr(one, "_unsharded_param", None)
             kept = (parameter.grad, getattr(one, "unsharded_accumulated_grad", None), getattr(unsharded, "grad", None))
-            yield from (gradient for gradient in kept if gradient is not None)
+            found |= {id(gradient): gradient for gradient in kept if gradient is not None}
+        yield from found.values()
 
     def join(self, models_: Sequence[nn.Module]) -> None:
         """None where nothing is sharded; raises ``ConfigError`` for what is, since each rank needs as many batches."""
@@ -215,41 +279,47 @@ class FullySharded:
         *,
         safe: bool,
     ) -> None:
-        """Each rank's parts; or, as the plugin says, and where models may not be in safetensors, all of it whole."""
-        rank = self._process.rank
-        for name, model in models_.items():
-            inner = models.unwrap(model, keep_torch_compile=False)
-            if safe and not self._settings.saves_whole:
-                shards.write(draft, name, rank, shards.state_of(inner))
-                continue
-            state = shards.full_state(inner)
-            if draft.writes:
-                weights.save(draft, name, state, safe=safe)
-        for name, optimizer in optimizers.items():
-            if not self._settings.saves_whole:
-                shards.save_optimizer(draft, name, rank, optimizer)
-                continue
-            state = shards.whole_optimizer(optimizer)
-            if draft.writes:
-                draft.objects(f"{name}.bin", state)
+        """Each rank's parts; or, as it was asked for, and where models may not be in safetensors, all of it whole."""
+        sharded = not self._settings.saves_whole if draft.sharded is None else draft.sharded
+        shards.save(draft, models_, optimizers, self._process.rank, safe=safe, sharded=sharded)
 
 
-def _mesh(process: Process, parallelism: ParallelismConfig, chosen: Settings) -> DeviceMesh:
-    """All ranks in one dim, or in two where parameters are sharded within replicas."""
-    size = process.num_processes
-    replicas = parallelism.dp_replicate_size
-    if chosen.replicates_machines and replicas == 1:
-        replicas = process.world.num_machines
-    parts = parallelism.dp_shard_size or size // replicas
-    if replicas * parts != size:
+def refuse_elsewhere(model: nn.Module, device: torch.device) -> None:
+    """Raise ``ConfigError`` for a parameter on another device than the CPU, "meta" and ``device``, that of the rank."""
+    for name, one in model.named_parameters():
+        if one.device != device and one.device.type not in {"cpu", "meta"}:
+            raise ConfigError(
+                f"the {type(model).__name__} that is to be sharded has {name} on the device '{one.device}', and this "
+                f"rank's device is '{device}': make it on the CPU or on accelerator.device"
+            )
+
+
+def has_rank0s_values(model: nn.Module) -> bool:
+    """Whether every rank has them already; ``ConfigError`` where rank 0 has none, or ranks have other parameters."""
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    shapes = [(name, tuple(one.shape), one.dtype) for name, one in tensors.items()]
+    on_meta = [name for name, one in tensors.items() if one.is_meta]
+    if agreement.alike((shapes, on_meta or fingerprints.of(tensors.values()))) and not on_meta:
+        return True
+    found = gather.all_objects((shapes, on_meta))
+    kind = type(model).__name__
+    if found[0][1]:
         raise ConfigError(
-            f"dp_replicate_size={replicas} x dp_shard_size={parts} is {replicas * parts} processes, and this run has "
-            f"{size}: make the product {size}, or leave dp_shard_size out"
+            f"the {kind} on rank 0 has parameters on the device 'meta', such as {found[0][1][:1]}, and it is from rank "
+            "0 that all ranks take their values. Make it there with its weights; on the others it may be without."
         )
-    kind = process.device.type
-    if replicas == 1:
-        return init_device_mesh(kind, (size,), mesh_dim_names=("dp_shard",))
-    return init_device_mesh(kind, (replicas, parts), mesh_dim_names=("dp_replicate", "dp_shard"))
+    for rank, (theirs, _) in enumerate(found):
+        for own, other in itertools.zip_longest(found[0][0], theirs):
+            if own != other:
+                raise ConfigError(
+                    f"the {kind} on rank {rank} is another model than that on rank 0: it has {_described(other)}, and "
+                    f"there it is {_described(own)}. Make the same one on every rank."
+                )
+    return False
+
+
+def _described(found: tuple[str, tuple[int, ...], torch.dtype] | None) -> str:
+    return "no further parameter" if found is None else f"{found[0]} of shape {found[1]} in {found[2]}"
 
 
 def _policy(model: nn.Module, given: Any) -> MixedPrecisionPolicy:
@@ -281,6 +351,17 @@ def _dtype(value: Any) -> Any:
 
 def _offload(chosen: Settings) -> OffloadPolicy:
     return CPUOffloadPolicy(pin_memory=torch.accelerator.is_available()) if chosen.offload else OffloadPolicy()
+
+
+def _gather_for_inference(module: Any, _: Any) -> None:
+    """Torch keeps what it gathers first for all later times, and training can't write to what inference mode made."""
+    if torch.is_inference_mode_enabled():
+        with torch.inference_mode(mode=False), torch.no_grad():
+            module.unshard()
+
+
+def _check_all_are_here(*_: Any) -> None:
+    agreement.check("the forward of a sharded model")
 
 
 def _reshard_after_evaluation(model: nn.Module, *_: Any) -> None:

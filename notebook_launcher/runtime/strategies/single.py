@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING, Any, final
 
 import torch
 
-from notebook_launcher.runtime import models, shards, weights
+from notebook_launcher.runtime import holdings, models, shards
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
-    from pathlib import Path
 
     from torch import nn
 
@@ -59,32 +58,10 @@ def save(
     safe: bool,
 ) -> None:
     """States that every rank has in full: those that write do."""
-    if draft.writes:
-        for name, model in models_.items():
-            weights.save(draft, name, full_state(model), safe=safe)
-        for name, optimizer in optimizers.items():
-            draft.objects(f"{name}.bin", optimizer.state_dict())
+    shards.save(draft, models_, optimizers, 0, safe=safe, sharded=False)
 
 
-def load(
-    folder: Path,
-    models_: Mapping[str, nn.Module],
-    optimizers: Mapping[str, torch.optim.Optimizer],
-    *,
-    strict: bool,
-) -> Callable[[], None]:
-    """What ``save`` wrote, by this strategy or another of its layout; every rank reads what it has of it."""
-    modules = {name: models.unwrap(model, keep_torch_compile=False) for name, model in models_.items()}
-    states = {name: shards.fitting(folder, name, module, strict=strict) for name, module in modules.items()}
-    of_optimizers = {name: shards.fitting_optimizer(folder, name, one) for name, one in optimizers.items()}
-
-    def take_up() -> None:
-        for name, module in modules.items():
-            module.load_state_dict(states[name], strict=strict)
-        for name, optimizer in optimizers.items():
-            optimizer.load_state_dict(of_optimizers[name])
-
-    return take_up
+load = shards.load
 
 
 @final
@@ -94,6 +71,7 @@ class Single:
     name = "single"
     layout = "native"
     pairs_optimizers = False
+    trains_apart = True
     backward = staticmethod(backward)
     clip = staticmethod(clip)
     clip_value = staticmethod(clip_value)
@@ -103,10 +81,11 @@ class Single:
     full_state = staticmethod(full_state)
     save = staticmethod(save)
     load = staticmethod(load)
+    held = staticmethod(holdings.whole)
 
     def __init__(self, process: Process, keywords: Keywords) -> None:  # noqa: ARG002 - as all strategies are made
         """Train on the process's device."""
-        self._process = process
+        self._process = self.data_process = process
 
     def place(self, model: nn.Module) -> nn.Module:
         """The model on the device."""

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from notebook_launcher import Accelerator
+from notebook_launcher import Accelerator, merge_checkpoint
 from notebook_launcher.core.errors import CheckpointError, ConfigError
 from notebook_launcher.runtime import options, plugins, zero_config
 from notebook_launcher.runtime.plugins import DeepSpeedPlugin
@@ -230,9 +230,10 @@ def resumed(folder, stage, **chosen):
 
     first = made()
     steps(*first)
-    first[0].save_state(folder)
+    first[0].save_state(folder, async_=stage in {0, 2})
     expected = steps(*first)
     second = made()
+    first[0].wait_for_save()
     second[0].load_state(folder)
     again = steps(*second)
     first[0].load_state(folder)
@@ -286,6 +287,13 @@ def test_what_does_not_fit_is_refused_with_the_way(on_ranks, tmp_path):
         on_ranks(load_only, folder, 2, num_processes=1)
     with pytest.raises(CheckpointError, match="strategy='deepspeed', and can't be loaded with strategy='ddp'"):
         on_ranks(load_only, folder, None)
+    with pytest.raises(
+        CheckpointError, match=r"holds no weights of 'model_1' .*strategy='deepspeed' .*as many processes"
+    ):
+        merge_checkpoint(folder, tmp_path / "merged", model="model_1")
+    on_ranks(resumed, folder, None)
+    with pytest.raises(CheckpointError, match="strategy='ddp', and can't be loaded with strategy='deepspeed'"):
+        on_ranks(load_only, folder, 2)
 
 
 class Evil:
@@ -554,4 +562,32 @@ def test_a_plugin_chooses_strategy_and_steps():
 @pytest.mark.skipif(HAS_DEEPSPEED, reason="deepspeed is installed")
 def test_a_missing_package_is_named_with_the_command(on_ranks):
     with pytest.raises(ConfigError, match=r"pip install 'deepspeed>=0.19' torch=="):
-        on_ranks(from_the_launch, strategy="deepspeed")
+        on_ranks(accelerator, 2)
+
+
+def exchanges_of_a_clipped_step():
+    """How often stage 0 exchanges: where the step follows the clipping, and where gradients came in between."""
+    acc = accelerator(0, 1)
+    model, optimizer, _ = pieces()
+    model, prepared = acc.prepare(model, optimizer)
+    engine = model.trained.engine
+    calls, found = [], []
+    exchange = engine.buffered_allreduce_fallback
+    engine.buffered_allreduce_fallback = lambda *args, **kwargs: [calls.append(1), exchange(*args, **kwargs)]
+    for is_last in (True, True, False):
+        acc.backward(model(torch.ones(2, 5) * (1 + acc.process_index)).sum())
+        acc.clip_grad_norm_(model.parameters(), 0.1)
+        if not is_last:
+            acc.backward(model(torch.ones(2, 5) * (1 + acc.process_index)).sum())
+        prepared.step()
+        prepared.zero_grad()
+        found.append(len(calls))
+        calls.clear()
+    return found, weights(acc, model)
+
+
+@needs_deepspeed
+def test_whole_gradients_that_were_clipped_are_not_exchanged_again(on_ranks):
+    one, other = on_ranks(exchanges_of_a_clipped_step)
+    assert one[0] == other[0] == [1, 1, 2]
+    assert torch.equal(one[1], other[1])

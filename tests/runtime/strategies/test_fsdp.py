@@ -21,7 +21,6 @@ from notebook_launcher import (
     ParallelismConfig,
     init_empty_weights,
 )
-from notebook_launcher.core.errors import CheckpointError
 from notebook_launcher.runtime import fsdp_options
 
 GLOBAL_BATCH = 12
@@ -241,6 +240,29 @@ def test_all_numbers_are_those_of_hand_written_fsdp(on_ranks, num_steps, precisi
         assert got.state.keys() == state.keys()
         assert all(value.dtype == torch.float32 for value in got.state.values())
         assert all(torch.allclose(got.state[name], state[name], atol=1e-6) for name in state)
+
+
+def weighted():
+    accelerator = accelerator_of(2)
+    model = net()
+    model, optimizer = accelerator.prepare(model, optimizer_of(model, torch.optim.SGD))
+    loader = accelerator.prepare(DataLoader(samples(), batch_size=GLOBAL_BATCH // accelerator.num_processes))
+    for x, y in loader:
+        with torch.inference_mode():  # before training, too
+            model(x)
+        with accelerator.accumulate(model):
+            kept = (x > 0).float()  # not as many on each rank
+            loss = ((model(x) - y).square() * kept).sum()
+            accelerator.backward(loss, num_items=kept.sum())
+            optimizer.step()
+            optimizer.zero_grad()
+    return accelerator.get_state_dict(model)
+
+
+def test_losses_that_are_sums_are_weighted_by_all_ranks_items(on_ranks):
+    expected = weighted()
+    for found in on_ranks(weighted, strategy="fsdp"):
+        assert all(torch.allclose(found[name], value, atol=1e-6) for name, value in expected.items())
 
 
 def test_bf16_computes_in_it(on_ranks):
@@ -487,130 +509,13 @@ def test_norms_of_any_kind_go_over_sharded_and_whole_gradients(on_ranks):
 
 def test_what_cannot_be_is_refused_in_words(on_ranks):
     mesh, no_shard, policy, name, meta, join, kind = found_of_models(on_ranks)[0]["refusals"]
-    assert "dp_replicate_size=2 x dp_shard_size=3 is 6 processes, and this run has 2" in mesh
+    assert "dp_replicate 2 x dp_shard 3 = 6, and the run has 2 processes" in mesh
     assert "use strategy='ddp'" in no_shard
     assert "TRANSFORMER_BASED_WRAP" in policy
     assert "'Blok' is not known. Did you mean 'Block'?" in name
     assert "on rank 0 has parameters on the device 'meta'" in meta
     assert "even_batches=True, the default" in join
     assert kind == DistributedType.FSDP
-
-
-# --- checkpoints -----------------------------------------------------------------------------------------------------
-
-
-def half(accelerator):
-    """Prepared, and trained on five of the ten batches."""
-    model = net()
-    optimizer = optimizer_of(model)
-    loader = DataLoader(samples(), batch_size=GLOBAL_BATCH // accelerator.num_processes)
-    return accelerator.prepare(model, optimizer, loader)
-
-
-def go_on(accelerator, model, optimizer, loader, stop):
-    for x, y in loader:
-        accelerator.backward(nn.functional.mse_loss(model(x), y))
-        optimizer.step()
-        optimizer.zero_grad()
-        if loader.batches_seen == stop:
-            break
-    return accelerator.get_state_dict(model)
-
-
-def saved(folder, plugin=None, *, safe=True):
-    """Save twice, load in between, and go on."""
-    accelerator = accelerator_of(fsdp_plugin=plugin)
-    pieces = half(accelerator)
-    go_on(accelerator, *pieces, stop=5)
-    for _ in range(2):
-        accelerator.save_state(folder, safe_serialization=safe)
-        accelerator.load_state(folder)
-    accelerator.save_model(pieces[0], f"{folder}-model")
-    return go_on(accelerator, *pieces, stop=None)
-
-
-def loaded(folder):
-    accelerator = accelerator_of()
-    pieces = half(accelerator)
-    accelerator.load_state(folder)
-    return go_on(accelerator, *pieces, stop=None)
-
-
-def plugin_for(kind):
-    return Plugin(state_dict_type="FULL_STATE_DICT") if kind == "whole" else None
-
-
-KINDS = ("parts", "whole", "unsafe")
-
-
-def save_all(folder, strategy):
-    plugins = {kind: plugin_for(kind) if strategy == "fsdp" else None for kind in KINDS}
-    return {kind: saved(f"{folder}/{kind}", plugins[kind], safe=kind != "unsafe") for kind in KINDS}
-
-
-def load_all(folder):
-    return {kind: loaded(f"{folder}/{kind}") for kind in KINDS}
-
-
-WRITERS = [("fsdp", 2), ("fsdp", 4), ("ddp", 2), ("single", 1)]
-READERS = [("fsdp", 2), ("fsdp", 3), ("ddp", 2), ("single", 1)]
-
-
-def on(on_ranks, strategy, num_processes, function, *args):
-    if num_processes == 1:
-        return [function(*args)]
-    return on_ranks(function, *args, num_processes=num_processes, strategy=strategy)
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    return {writer: tmp_path_factory.mktemp("-".join(map(str, writer))) for writer in WRITERS}
-
-
-@functools.cache
-def written(on_ranks, folder, writer):
-    return on(on_ranks, *writer, save_all, str(folder), writer[0])
-
-
-@pytest.mark.filterwarnings("ignore:load_state of")
-@pytest.mark.parametrize(
-    ("writer", "reader"), [(one, other) for one in WRITERS for other in READERS if "fsdp" in one + other], ids=str
-)
-def test_a_checkpoint_is_loaded_by_any_native_strategy_on_any_number_of_ranks(on_ranks, folders, writer, reader):
-    expected = written(on_ranks, folders[writer], writer)
-    for got in on(on_ranks, *reader, load_all, str(folders[writer])):
-        for kind in KINDS:
-            for name, value in expected[0][kind].items():
-                if writer == reader:
-                    assert torch.equal(got[kind][name], value), (kind, name)
-                else:
-                    assert torch.allclose(got[kind][name], value, atol=1e-6), (kind, name)
-
-
-def test_files_are_parts_in_safetensors_or_whole(on_ranks, folders):
-    folder = folders["fsdp", 2]
-    written(on_ranks, folder, ("fsdp", 2))
-    parts = {path.name for path in (folder / "parts").iterdir() if path.suffix == ".safetensors"}
-    assert parts == {f"{name}.rank{rank}.safetensors" for name in ("model", "optimizer") for rank in (0, 1)}
-    sizes = json.loads((folder / "parts" / "checkpoint.json").read_text())["files"]
-    assert parts <= sizes.keys()
-    assert {path.name for path in (folder / "whole").glob("*.safetensors")} == {"model.safetensors"}
-    assert {path.name for path in (folder / "parts-model").iterdir()} == {"model.safetensors"}
-
-
-def test_parts_that_are_missing_are_told(on_ranks, folders, tmp_path):
-    folder = folders["fsdp", 2]
-    written(on_ranks, folder, ("fsdp", 2))
-    for path in (folder / "parts").iterdir():
-        if path.name != "model.rank1.safetensors":
-            (tmp_path / path.name).write_bytes(path.read_bytes())
-    with pytest.raises(CheckpointError, match=r"model.rank1.safetensors is missing"):
-        loaded(tmp_path)
-    manifest = json.loads((tmp_path / "checkpoint.json").read_text())
-    del manifest["files"]["model.rank1.safetensors"]
-    (tmp_path / "checkpoint.json").write_text(json.dumps(manifest))
-    with pytest.raises(CheckpointError, match=r"is saved in parts, and \d+ numbers are in none"):
-        loaded(tmp_path)
 
 
 # --- options ---------------------------------------------------------------------------------------------------------
