@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from notebook_launcher.runtime.accelerator import Accelerator
     from notebook_launcher.runtime.batch_size import find_executable_batch_size
     from notebook_launcher.runtime.estimate import MemoryEstimate, estimate
+    from notebook_launcher.runtime.fsdp_options import FullyShardedDataParallelPlugin
     from notebook_launcher.runtime.gather import (
         broadcast,
         broadcast_object_list,
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
         DDPCommunicationHookType,
         DeepSpeedPlugin,
         DistributedDataParallelKwargs,
-        FullyShardedDataParallelPlugin,
         GradientAccumulationPlugin,
         GradScalerKwargs,
         InitProcessGroupKwargs,

@@ -127,9 +127,8 @@ class Accelerator(Identity, Pipelining, Saving):
         place = process.place(world, cpu=cpu)
         self._precision = precision.choose(precision_name, place.backend, place.why_device, keywords)
         self._process = process.join(place, keywords[plugins.InitProcessGroupKwargs])
-        self._strategy = strategies.create(world.strategy, self._process, keywords)
+        self._strategy = strategies.create(world.strategy, self._process, keywords, self._data_options)
         self._pipelining = keywords[plugins.PipelineParallelPlugin]
-        options.refuse_uneven(self._data_options, self._strategy)
         self._backward = self._strategy.backward
         self._accumulation = Accumulation(
             num_steps,

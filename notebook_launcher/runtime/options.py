@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from notebook_launcher.core.world import World
     from notebook_launcher.runtime.plugins import GradientAccumulationPlugin, Keywords
-    from notebook_launcher.runtime.strategies import Strategy
 
 _T = TypeVar("_T")
 RNG_TYPES = ("generator", "torch", "cuda", "mps", "xpu", "xla")
@@ -94,7 +93,7 @@ def with_plugins(world: World, keywords: Keywords, **plugins: Any) -> World:
     return world
 
 
-def _joined(given: Any, sizes: dict[str, int]) -> Any:
+def _joined(given: Any, sizes: dict[str, Any]) -> Any:
     """``parallelism_config`` with the launch's sizes; ``ConfigError`` where the two differ."""
     config = of_type("parallelism_config", given, ParallelismConfig)
     for name, size in sizes.items():
@@ -118,17 +117,6 @@ def loader_options(given: object, *, split_batches: bool) -> DataLoaderConfigura
     if given is not None and split_batches and not config.split_batches:
         raise _contradiction("split_batches", given=True, chosen=False, by="dataloader_config")
     return dataclasses.replace(config, split_batches=config.split_batches or split_batches)
-
-
-def refuse_uneven(config: DataLoaderConfiguration, strategy: Strategy) -> None:
-    """Raise ``ConfigError`` where ranks may get more batches than others that are needed for each of them."""
-    num_shares = strategy.data_process.num_processes
-    if not config.even_batches and not strategy.trains_apart and num_shares > 1:
-        raise ConfigError(
-            f"even_batches=False can give ranks different numbers of batches, and with strategy={strategy.name!r} all "
-            "are needed for each one, so that the others would wait for ever: leave it out. The last batch is then "
-            "filled up, and gather_for_metrics drops what fills it."
-        )
 
 
 def project(given: object, project_dir: str | os.PathLike[str] | None) -> ProjectConfiguration:

@@ -14,8 +14,9 @@ import torch.distributed as dist
 from notebook_launcher.core import config
 from notebook_launcher.core.errors import ConfigError
 from notebook_launcher.runtime import agreement, options, process
+from notebook_launcher.runtime.fsdp_options import FullyShardedDataParallelPlugin
 from notebook_launcher.runtime.identity import Identity
-from notebook_launcher.runtime.plugins import DeepSpeedPlugin, FullyShardedDataParallelPlugin
+from notebook_launcher.runtime.plugins import DeepSpeedPlugin
 
 if TYPE_CHECKING:
     from collections.abc import Callable

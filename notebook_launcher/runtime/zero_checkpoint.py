@@ -58,7 +58,8 @@ def check(stage: int, folder: Path, name: str, process: Process) -> None:
     if stage and ranks != process.num_processes:
         raise CheckpointError(
             f"{place} was saved by {ranks} processes, and this run has {process.num_processes}: ZeRO's files are each "
-            f"rank's share. Launch with num_processes={ranks}, and save_model there for weights alone. DeepSpeed's own way is\n"
+            f"rank's share. Launch with num_processes={ranks}, and save_model there for weights alone. DeepSpeed's own "
+            "way is\n"
             f"    python -m deepspeed.checkpoint.ds_to_universal --inject_missing_state --input_folder {place} "
             "--output_folder <new folder>\nand its own load_checkpoint with {'checkpoint': {'load_universal': True}}, "
             "which executes what is in the files, as load_state never does."

@@ -203,8 +203,12 @@ def test_its_text_is_for_people():
         ({"strategy": "zero"}, "strategy 'zero' is not known"),
         ({"optimizer": torch.optim.LBFGS}, "a step of LBFGS can't be tried, to see what state it keeps"),
         ({"parallelism_config": ParallelismConfig(dp_shard_size=3)}, "dp_shard 3 = 3, and the run has 2 processes"),
+        (
+            {"parallelism_config": ParallelismConfig(pp_size=2)},
+            "estimate can't say what strategy='pp' keeps on each rank",
+        ),
     ],
-    ids=range(4),
+    ids=range(5),
 )
 def test_what_cannot_be_is_said(options, text):
     with pytest.raises(ConfigError, match=text.replace("(", r"\(").replace("?", r"\?").replace(".", r"\.")):

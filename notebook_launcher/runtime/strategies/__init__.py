@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from notebook_launcher.runtime.plugins import Keywords
+    from notebook_launcher.runtime.plugins import DataLoaderConfiguration, Keywords
     from notebook_launcher.runtime.process import Process
     from notebook_launcher.runtime.storage import Draft
 
@@ -101,12 +101,14 @@ class Strategy(Protocol):
         """
 
 
-def create(name: str | None, process: Process, keywords: Keywords) -> Strategy:
+def create(
+    name: str | None, process: Process, keywords: Keywords, loading: DataLoaderConfiguration | None = None
+) -> Strategy:
     """The strategy ``name`` for this process; None chooses: one process needs none, several train data-parallel.
 
     ``keywords`` are what it may hand on to torch.
 
-    Raises ``ConfigError`` for a name that isn't known, or that doesn't go with the number of processes.
+    Raises ``ConfigError`` for a name that isn't known, or that doesn't go with the number of processes or ``loading``.
     """
     if process.num_processes == 1 and name in {None, "ddp", "fsdp", "pp", "tp"}:
         keywords[ParallelismConfig].sizes(1, "dp_shard")
@@ -118,4 +120,11 @@ def create(name: str | None, process: Process, keywords: Keywords) -> Strategy:
             "num_processes=1."
         )
     strategy: Strategy = STRATEGIES.load(name or "ddp")(process, keywords)
+    several = strategy.data_process.num_processes > 1
+    if several and loading is not None and not loading.even_batches and not strategy.trains_apart:
+        raise ConfigError(
+            f"even_batches=False can give ranks different numbers of batches, and with strategy={strategy.name!r} all "
+            "are needed for each one, so that the others would wait for ever: leave it out. The last batch is then "
+            "filled up, and gather_for_metrics drops what fills it."
+        )
     return strategy

@@ -46,6 +46,9 @@ class ZeroModel(models.Wrapper):
         if self.trained is None or self.trained.stage == WHOLE:
             return self.module(*inputs, **kwargs)
         agreement.check("the forward of a sharded model")
+        if torch.is_inference_mode_enabled():  # weights that are gathered in it could not be trained any more
+            with torch.inference_mode(mode=False), torch.no_grad():
+                return self.trained.engine(*inputs, **kwargs)
         return self.trained.engine(*inputs, **kwargs)
 
     def train(self, mode: bool = True) -> ZeroModel:  # noqa: FBT001, FBT002 - torch's
@@ -188,12 +191,14 @@ class DeepSpeed:
     def sync_in_backward(self, model: nn.Module) -> None:
         """None: any backward is exchanged at the step."""
 
-    def join(self, models: Sequence[nn.Module]) -> None:
-        """Raise ``ConfigError``: every rank is needed for each step."""
-        raise ConfigError(
-            "join_uneven_inputs can't be with strategy='deepspeed': all ranks are needed for each step, so that one with fewer batches would leave the others waiting. Leave it out; even_batches=True, "
-            "the default, fills up the last batch."
-        )
+    def join(self, models_: Sequence[nn.Module]) -> None:
+        """None for models without an engine; raises ``ConfigError`` for others, since each step needs every rank."""
+        if any(isinstance(models.compiled_from(one), ZeroModel) for one in models_):
+            raise ConfigError(
+                "join_uneven_inputs can't be with strategy='deepspeed': all ranks are needed for each step, so that "
+                "one with fewer batches would leave the others waiting. Leave it out; even_batches=True, the default, "
+                "fills up the last batch."
+            )
 
     def _engines_of(
         self, parameters: Sequence[torch.Tensor], *, finalize: bool = True

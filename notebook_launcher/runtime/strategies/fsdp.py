@@ -121,6 +121,7 @@ class FullySharded:
         refuse_elsewhere(inner, self._process.device)
         before = dict(inner.named_parameters(remove_duplicate=False))
         self.spread(model, inner, before, has_values=has_rank0s_values(inner))
+        inner.register_forward_pre_hook(_check_all_are_here, prepend=True)  # before torch gathers
         return model
 
     def spread(
@@ -139,7 +140,6 @@ class FullySharded:
             if isinstance(module, FSDPModule):
                 module.register_forward_pre_hook(_gather_for_inference, prepend=True)
         inner.register_forward_hook(_reshard_after_evaluation)
-        inner.register_forward_pre_hook(_check_all_are_here)
 
     def fill(self, inner: nn.Module, before: Mapping[str, nn.Parameter], *, has_values: bool) -> None:
         """Give ``inner``, which is spread, rank 0's values, unless it has them; note what became of ``before``."""
