@@ -52,9 +52,11 @@ def pytest(python: Path) -> bool:
 
 
 def oldest(_: Path) -> bool:
-    """The quickstart, with the oldest supported set of packages in an environment of their own."""
+    """The quickstart and the panel, with the oldest supported set of packages in an environment of their own."""
     python = environment.ensure(".venv-oldest", set(), environment.OLDEST_CONSTRAINTS, OLDEST_PACKAGES)
-    return run([python, ROOT / "scripts" / "execute_notebook.py", NOTEBOOK, ROOT / "output" / "oldest" / NOTEBOOK.name])
+    executed = ROOT / "output" / "oldest" / NOTEBOOK.name
+    quickstart = run([python, ROOT / "scripts" / "execute_notebook.py", NOTEBOOK, executed])
+    return run([python, ROOT / "scripts" / "drive_panel.py"]) and quickstart
 
 
 STEPS = {"lint": lint, "types": types, "pytest": pytest, "oldest": oldest}

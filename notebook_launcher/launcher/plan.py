@@ -26,6 +26,13 @@ if TYPE_CHECKING:
 _ACCELERATORS = ("cuda", "xpu", "mps")  # in the order in which "auto" prefers them
 _BACKENDS = {"cuda": "NCCL", "xpu": "XCCL", "mps": "gloo", "cpu": "gloo"}
 _NAMES = {"cuda": "CUDA", "xpu": "XPU", "mps": "MPS", "cpu": "CPU"}
+_STRATEGIES = {  # as people write them, where that is not the option's value
+    "ddp": "DDP",
+    "fsdp": "FSDP",
+    "deepspeed": "DeepSpeed",
+    "tp": "tensor parallel",
+    "pp": "pipeline parallel",
+}
 _VISIBLE = {"cuda": "CUDA_VISIBLE_DEVICES", "xpu": "ZE_AFFINITY_MASK"}  # which devices a process sees, by kind
 DEFAULT_ON_CPU = 2
 _MAX_RANKS_PER_CORE = 32  # on the CPU; more is a slip of the finger
@@ -212,7 +219,7 @@ def _headline(config: LaunchConfig, device: str, world_size: int) -> str:
     processes = f"{world_size} process" + ("es" if world_size > 1 else "")
     precision = config.mixed_precision if config.mixed_precision not in (None, "no") else "fp32"
     strategy = config.strategy or ("ddp" if world_size > 1 else "single")
-    parts = [processes, f"{_NAMES[device]} ({_BACKENDS[device]})", precision, strategy]
+    parts = [processes, f"{_NAMES[device]} ({_BACKENDS[device]})", precision, _STRATEGIES.get(strategy, strategy)]
     if config.gradient_accumulation_steps and config.gradient_accumulation_steps > 1:
         parts.append(f"accumulation {config.gradient_accumulation_steps}")
     if config.num_machines > 1:

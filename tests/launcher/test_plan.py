@@ -40,7 +40,7 @@ def test_auto_takes_every_gpu():
     assert [world.rank for world in made.worlds] == list(range(8))
     assert [world.local_rank for world in made.worlds] == list(range(8))
     assert {(world.world_size, world.local_world_size, world.device) for world in made.worlds} == {(8, 8, "cuda")}
-    assert made.headline == "8 processes · CUDA (NCCL) · fp32 · ddp"
+    assert made.headline == "8 processes · CUDA (NCCL) · fp32 · DDP"
     assert made.notes == ()
     assert made.environment == {}
 
@@ -56,7 +56,7 @@ def test_on_the_cpu_two_processes_share_the_cores():
     made = plan(*LAPTOP)
     assert len(made.worlds) == DEFAULT_ON_CPU
     assert {world.num_threads for world in made.worlds} == {max(1, num_cores() // DEFAULT_ON_CPU)}
-    assert made.headline == "2 processes · CPU (gloo) · fp32 · ddp"
+    assert made.headline == "2 processes · CPU (gloo) · fp32 · DDP"
 
 
 def test_more_processes_than_cores_have_a_thread_each():
@@ -196,7 +196,7 @@ def test_fp16_where_auto_found_only_the_cpu():
         "mixed_precision='fp16' can't be used on cpu (the device chosen by device='auto', which found no other): "
         "a CPU emulates it. Use 'bf16' or 'no'."
     )
-    assert plan(GPUS, CPU, mixed_precision="fp16").headline == "8 processes · CUDA (NCCL) · fp16 · ddp"
+    assert plan(GPUS, CPU, mixed_precision="fp16").headline == "8 processes · CUDA (NCCL) · fp16 · DDP"
 
 
 def test_bf16_on_gpus_that_lack_it():
