@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.core.errors import ConfigError
 from notebook_launcher.core.registry import nearest
-from notebook_launcher.core.strategies import WITHOUT_MESH
+from notebook_launcher.core.strategies import INSIDE, WITHOUT_MESH
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 SECTION = "parallelism_config"
 _PREFIX = f"{SECTION}_"
-_SIZES = ("dp_replicate_size", "dp_shard_size", "tp_size", "pp_size", "cp_size", "sp_size", "ep_size")
+_BY_SIZE = {"pp_size": "pp", "tp_size": "tp", "dp_shard_size": "fsdp"}  # the first that is larger than 1
+NOT_HERE = ("cp_size", "sp_size", "ep_size")
+_SIZES = ("dp_replicate_size", "dp_shard_size", "tp_size", "pp_size", *NOT_HERE)
 
 
 def sizes(section: Any) -> dict[str, int]:
@@ -53,6 +55,12 @@ def of_environment(environment: Mapping[str, str]) -> str | None:
     return json.dumps(found) if found else None
 
 
+def strategy_of(found: Mapping[str, int | None], asked: str | None = None) -> str | None:
+    """The strategy that the sizes ask for, where ``asked`` leaves it open or is what that does as well."""
+    own = next((name for size, name in _BY_SIZE.items() if (found.get(size) or 1) > 1), None)
+    return own if asked is None or asked in INSIDE.get(own or "", ()) else asked
+
+
 def refuse(strategy: str | None, found: Mapping[str, int], num_processes: int | None) -> str | None:
     """Why a launch can't be, in a sentence; None where it can. ``num_processes`` None: nobody knows them yet."""
     told = " x ".join(f"{name} {size}" for name, size in found.items() if size > 1)
@@ -60,6 +68,17 @@ def refuse(strategy: str | None, found: Mapping[str, int], num_processes: int | 
         return (
             f"strategy={strategy!r} can't be together with {SECTION} ({told}): "
             f"{WITHOUT_MESH[strategy]}. Leave one of them out, or use strategy='fsdp', 'tp' or 'pp'."
+        )
+    absent = next((name for name in NOT_HERE if found.get(name, 1) > 1), None)
+    if absent:
+        return (
+            f"{SECTION} asks for {absent} {found[absent]}, a way to spread a model that is not here: leave it out, or "
+            "use tp_size, pp_size, dp_replicate_size and dp_shard_size."
+        )
+    if found.get("pp_size", 1) > 1 and found.get("tp_size", 1) > 1:
+        return (
+            f"{SECTION} asks for pp_size {found['pp_size']} and tp_size {found['tp_size']}: a pipeline's stages can be "
+            "sharded or replicated, by dp_shard_size and dp_replicate_size, but not tensor parallel. Leave one out."
         )
     product = math.prod(found.values())
     is_open = "dp_shard_size" not in found

@@ -22,5 +22,8 @@ WITHOUT_MESH = {  # why they don't go with sizes of a mesh
     "single": "it is one process",
     "deepspeed": "ZeRO spreads a model over all processes, and has no part in tensor or pipeline parallel",
 }
+WITHOUT_ACCUMULATION = {  # why they don't go with gradient accumulation over several steps
+    "pp": "it does so within a pipeline_step, over PipelineParallelPlugin(num_microbatches=...)",
+}
 PACKAGES = {"deepspeed": "deepspeed>=0.19"}  # what they need beyond the project's own dependencies; extras of that name
 INSIDE = {"tp": ("ddp", "fsdp"), "pp": ("ddp", "fsdp")}  # what a strategy does as well, so that both may be asked for

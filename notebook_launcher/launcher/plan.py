@@ -14,7 +14,7 @@ from notebook_launcher.core.cores import num_cores
 from notebook_launcher.core.errors import ConfigError
 from notebook_launcher.core.precisions import refusals
 from notebook_launcher.core.registry import unknown_name
-from notebook_launcher.core.strategies import PACKAGES, STRATEGIES
+from notebook_launcher.core.strategies import PACKAGES, STRATEGIES, WITHOUT_ACCUMULATION
 from notebook_launcher.core.world import World
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ _STRATEGIES = {  # as people write them, where that is not the option's value
 _VISIBLE = {"cuda": "CUDA_VISIBLE_DEVICES", "xpu": "ZE_AFFINITY_MASK"}  # which devices a process sees, by kind
 DEFAULT_ON_CPU = 2
 _MAX_RANKS_PER_CORE = 32  # on the CPU; more is a slip of the finger
+_WITH_SECTION = ("fsdp", "deepspeed")  # strategies that a section of a configuration file is for
 _NAMED_ONLY = ("env", "extra")  # options whose values may be secrets, or long
 
 
@@ -169,9 +170,15 @@ def _check_strategy(config: LaunchConfig, num_local: int) -> None:
             f"strategy='single' with {world_size} processes would train {world_size} models apart. "
             "Use num_processes=1, or strategy='ddp' to train one together."
         )
-    mesh = parallelism.refuse(config.strategy, parallelism.sizes(config.extra.get(parallelism.SECTION)), world_size)
+    mesh = parallelism.refuse(config.strategy, _mesh(config), world_size)
     if mesh:
         raise ConfigError(mesh)
+    num_steps, name = config.gradient_accumulation_steps or 1, _strategy(config) or ""
+    if num_steps > 1 and name in WITHOUT_ACCUMULATION and world_size > 1:
+        raise ConfigError(
+            f"strategy={name!r} can't be together with gradient_accumulation_steps={num_steps}: "
+            f"{WITHOUT_ACCUMULATION[name]}. Leave it at 1, and give larger batches and more microbatches."
+        )
     package = PACKAGES.get(config.strategy or "")
     name = (package or "").partition(">")[0]
     if package and importlib.util.find_spec(name) is None:
@@ -182,6 +189,14 @@ def _check_strategy(config: LaunchConfig, num_local: int) -> None:
         )
 
 
+def _mesh(config: LaunchConfig) -> dict[str, int]:
+    return parallelism.sizes(config.extra.get(parallelism.SECTION))
+
+
+def _strategy(config: LaunchConfig) -> str | None:
+    return parallelism.strategy_of(_mesh(config), config.strategy)
+
+
 def _num_threads(environment: Mapping[str, str], num_local: int) -> int:
     """What the user says, in the notebook or by ``env``; else the ranks share the cores."""
     said = environment.get("OMP_NUM_THREADS", "").split(",")[0].strip()
@@ -190,7 +205,7 @@ def _num_threads(environment: Mapping[str, str], num_local: int) -> int:
 
 def _worlds(config: LaunchConfig, device: str, num_local: int, environment: Mapping[str, str]) -> tuple[World, ...]:
     section = config.extra.get(f"{config.strategy}_config")
-    mesh = parallelism.sizes(config.extra.get(parallelism.SECTION))
+    mesh = _mesh(config)
     return tuple(
         World(
             rank=config.machine_rank * num_local + local_rank,
@@ -218,7 +233,7 @@ def _worlds(config: LaunchConfig, device: str, num_local: int, environment: Mapp
 def _headline(config: LaunchConfig, device: str, world_size: int) -> str:
     processes = f"{world_size} process" + ("es" if world_size > 1 else "")
     precision = config.mixed_precision if config.mixed_precision not in (None, "no") else "fp32"
-    strategy = config.strategy or ("ddp" if world_size > 1 else "single")
+    strategy = _strategy(config) or ("ddp" if world_size > 1 else "single")
     parts = [processes, f"{_NAMES[device]} ({_BACKENDS[device]})", precision, _STRATEGIES.get(strategy, strategy)]
     if config.gradient_accumulation_steps and config.gradient_accumulation_steps > 1:
         parts.append(f"accumulation {config.gradient_accumulation_steps}")
@@ -229,7 +244,12 @@ def _headline(config: LaunchConfig, device: str, world_size: int) -> str:
 
 def _notes(config: LaunchConfig) -> tuple[str, ...]:
     told = [f"{text} from {config.sources[name]}" for name, text in chosen_options(config).items()]
-    return (f"options: {', '.join(told)}",) if told else ()
+    idle = [
+        f"{name}_config has no effect: it is for strategy={name!r}, and this is {config.strategy or 'open'!r}"
+        for name in _WITH_SECTION
+        if config.extra.get(f"{name}_config") and name != config.strategy
+    ]
+    return (*([f"options: {', '.join(told)}"] if told else []), *idle)
 
 
 def chosen_options(config: LaunchConfig) -> dict[str, str]:

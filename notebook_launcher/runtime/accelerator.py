@@ -428,6 +428,7 @@ class Accelerator(Identity, Pipelining, Saving):
         self._schedulers.clear()
         self._loaders.clear()
         self._groups.forget()
+        self._strategy.forget()
         self._checkpoints.forget()
         memory.release(self.device)
         return [None] * len(objects)

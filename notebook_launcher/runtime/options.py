@@ -10,7 +10,12 @@ from notebook_launcher.core import parallelism
 from notebook_launcher.core.errors import ConfigError
 from notebook_launcher.core.registry import unknown_name
 from notebook_launcher.core.strategies import INSIDE
-from notebook_launcher.runtime.plugins import DataLoaderConfiguration, ParallelismConfig, ProjectConfiguration
+from notebook_launcher.runtime.plugins import (
+    DataLoaderConfiguration,
+    ParallelismConfig,
+    ProjectConfiguration,
+    changed,
+)
 
 if TYPE_CHECKING:
     import os
@@ -80,7 +85,7 @@ def with_plugins(world: World, keywords: Keywords, **plugins: Any) -> World:
         for option, value in chosen.items():
             if value is not None and getattr(world, option) not in {None, value}:
                 raise ConfigError(
-                    f"Accelerator({argument}={plugin!r}) asks for {option}={value!r}, and {by} chose "
+                    f"Accelerator({argument}={_shown(plugin)}) asks for {option}={value!r}, and {by} chose "
                     f"{option}={getattr(world, option)!r}; leave one of them out, or make them equal"
                 )
         by = f"its {argument}" if name and world.strategy is None else by
@@ -91,6 +96,11 @@ def with_plugins(world: World, keywords: Keywords, **plugins: Any) -> World:
     if mesh := parallelism.refuse(world.strategy, found, None):
         raise ConfigError(mesh)
     return world
+
+
+def _shown(plugin: Any) -> str:
+    """A plugin as a person has written it: what is at its default is left out."""
+    return f"{type(plugin).__name__}({', '.join(f'{name}={value!r}' for name, value in changed(plugin).items())})"
 
 
 def _joined(given: Any, sizes: dict[str, Any]) -> Any:

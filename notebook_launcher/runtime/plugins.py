@@ -11,8 +11,10 @@ import enum
 import json
 import math
 import pathlib
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
+from notebook_launcher.core import parallelism
 from notebook_launcher.core.errors import ConfigError
 from notebook_launcher.core.registry import unknown_name
 from notebook_launcher.runtime.fsdp_options import FullyShardedDataParallelPlugin
@@ -20,7 +22,7 @@ from notebook_launcher.runtime.fsdp_options import FullyShardedDataParallelPlugi
 if TYPE_CHECKING:
     import datetime as dt
     import os
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     import torch
     from torch.profiler import profile
@@ -152,17 +154,22 @@ class ParallelismConfig:
             is_open = size is None and name == "dp_shard_size"
             if not is_open and (type(size) is not int or size < 1):
                 raise ConfigError(f"ParallelismConfig({name}={size!r}): it takes a number of processes, 1 or more")
-            if size != 1 and name in {"cp_size", "sp_size", "ep_size"}:
+            if size != 1 and name in parallelism.NOT_HERE:
                 raise ConfigError(
                     f"ParallelismConfig({name}={size}) asks for a way to spread a model that is not here: leave it "
                     "out, or use tp_size, pp_size, dp_replicate_size and dp_shard_size"
                 )
 
+        if self.tp_plan is not None and not isinstance(self.tp_plan, Mapping):
+            raise ConfigError(
+                f"ParallelismConfig(tp_plan={self.tp_plan!r}): it takes patterns of names and how each is split, such "
+                "as {'layers.*.up': 'colwise', 'layers.*.down': 'rowwise'}"
+            )
+
     @property
     def strategy(self) -> str | None:
         """The one that it asks for by itself."""
-        by_size = {"pp": self.pp_size, "tp": self.tp_size, "fsdp": self.dp_shard_size or 1}
-        return next((name for name, size in by_size.items() if size > 1), None)
+        return parallelism.strategy_of(vars(self))
 
     def sizes(self, num_processes: int, own: str) -> dict[str, int]:
         """The sizes of ``MESH_DIMS`` for a strategy that is about ``own``.

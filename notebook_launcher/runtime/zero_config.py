@@ -69,7 +69,13 @@ def with_section(plugin: DeepSpeedPlugin, section: str | None) -> DeepSpeedPlugi
             changes[name] = value
     told = dataclasses.replace(plugin, **changes)
     told.zero_stage = _stage(told)
+    _check_stage(told.zero_stage)
     return told
+
+
+def _check_stage(stage: Any) -> None:
+    if stage not in {0, 1, 2, 3}:
+        raise ConfigError(f"zero_stage={stage!r} is not known. Known: 0, 1, 2, 3.")
 
 
 def _stage(plugin: DeepSpeedPlugin) -> Any:
@@ -173,8 +179,7 @@ def _set_zero(config: dict[str, Any], plugin: DeepSpeedPlugin, model: nn.Module)
     if said == AUTO:
         zero["stage"] = _stage(plugin)
     stage = zero["stage"]
-    if stage not in {0, 1, 2, 3}:
-        raise ConfigError(f"zero_stage={stage!r} is not known. Known: 0, 1, 2, 3.")
+    _check_stage(stage)
     for part in ("optimizer", "param"):
         _set_offload(zero, plugin, part)
     if "offload_param" in zero and stage != 3:  # noqa: PLR2004 - ZeRO's

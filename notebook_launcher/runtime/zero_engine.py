@@ -34,6 +34,8 @@ class Engine:
         self.num_collecting = 0  # contexts entered for a micro-batch that doesn't end its group
         self.is_open = False  # the last backward was in such a micro-batch
         self.is_final = False  # the group's gradients are exchanged, and the next thing is a step
+        self._graph = -1  # the number of the last backward
+        self._norm: Any = None  # of the gradients as they are, once it is known
         self._exchanged: list[tuple[torch.Tensor | None, int]] = []  # whole gradients as they were left then
         self.parameters = {id(p) for p in engine.module.parameters()}
         self._adapt()
@@ -44,8 +46,11 @@ class Engine:
         reduce, begin = engine.allreduce_gradients, engine._backward_prologue  # noqa: SLF001
 
         def backward_prologue() -> None:
-            self._begin_backward()
-            begin()
+            graph = torch._C._current_graph_task_id()  # noqa: SLF001 - nothing public tells one backward from another
+            if graph != self._graph:  # else of a second forward in one loss: DeepSpeed would never end this backward
+                self._graph = graph
+                self._begin_backward()
+                begin()
 
         engine._backward_prologue = backward_prologue  # noqa: SLF001
 
@@ -66,6 +71,20 @@ class Engine:
                     self.is_final = True
 
             zero.finalize_gradient_accumulation_boundary = finalize_gradient_accumulation_boundary
+        self._measure_once("_get_norm_groups" if self.stage == WEIGHTS else "scaled_global_norm")
+
+    def _measure_once(self, name: str) -> None:
+        """Have the step not measure again what ``clip`` has measured."""
+        measure = getattr(self.engine.optimizer, name, None)
+        if measure is None:
+            return
+
+        def measured(*args: Any, **kwargs: Any) -> Any:
+            if self._norm is None or not self.is_final:
+                self._norm = measure(*args, **kwargs)
+            return self._norm
+
+        setattr(self.engine.optimizer, name, measured)
 
     def finalize(self) -> None:
         """Exchange the group's gradients now, ahead of the step."""
@@ -114,7 +133,8 @@ class Engine:
         return torch.where(norm < 0, torch.nan, norm)
 
     def collected(self) -> Iterator[torch.Tensor]:
-        """This rank's share of the gradients, wherever the stage keeps them."""
+        """This rank's share of the gradients, wherever the stage keeps them, to be changed."""
+        self._norm = None
         return (gradient for gradient in self._places() if gradient is not None)
 
     def _places(self) -> Iterator[torch.Tensor | None]:
@@ -137,7 +157,7 @@ class Engine:
         """Drop what was collected: ``zero_grad``."""
         zero = self.engine.optimizer
         self.is_final = False
-        self._exchanged = []
+        self._norm, self._exchanged = None, []
         for parameter in self.engine.module.parameters():
             parameter.grad = None
         if self.stage == WHOLE:
@@ -160,11 +180,19 @@ class Engine:
         self.take_options(optimizer)
         self.engine.step()
         self.is_final = False
-        self._exchanged = []
+        self._norm, self._exchanged = None, []
         if self.stage != WHOLE:
             self.engine.optimizer.clip_grad = self.clipping
         copy_options(self.engine.basic_optimizer, optimizer)
         optimizer._opt_called = True  # type: ignore[attr-defined]  # noqa: SLF001 - schedulers ask for it
+
+    def destroy(self) -> None:
+        """Have DeepSpeed take out its hooks, through which neither model nor engine could be freed."""
+        from deepspeed.runtime.zero import parameter_offload
+
+        self.engine.destroy()
+        module, stack = self.engine.module, parameter_offload.FWD_MODULE_STACK
+        stack[:] = [one for one in stack if one is not module]  # where stage 3 has put it for good
 
 
 def twin(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:

@@ -230,6 +230,40 @@ def test_sizes_of_a_mesh_go_to_the_ranks_and_must_fit_the_processes():
     assert "tp_size 2 = 2 processes, and the run has 3: launch 2" in text
 
 
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"extra": {"parallelism_config": {"pp_size": 2, "tp_size": 2}}}, "asks for pp_size 2 and tp_size 2: a pipe"),
+        ({"extra": {"parallelism_config": {"cp_size": 4}}}, "asks for cp_size 4, a way to spread a model that is not"),
+        ({"strategy": "pp", "gradient_accumulation_steps": 3}, "'pp' can't be together with gradient_accumulation_st"),
+        (
+            {"extra": {"parallelism_config": {"pp_size": 2}}, "gradient_accumulation_steps": 3},
+            "strategy='pp' can't be together with gradient_accumulation_steps=3",
+        ),
+    ],
+    ids=range(4),
+)
+def test_what_cannot_be_with_a_mesh_is_refused_before_anything_starts(options, says):
+    assert says in refusal(*LAPTOP, device="cpu", num_processes=4, **options)
+
+
+def test_the_headline_names_what_the_mesh_asks_for():
+    def headline(**sizes):
+        return plan(*LAPTOP, device="cpu", num_processes=4, extra={"parallelism_config": sizes}).headline
+
+    assert headline(tp_size=2).endswith("tensor parallel")
+    assert headline(pp_size=4).endswith("pipeline parallel")
+    assert headline(dp_shard_size=2, dp_replicate_size=2).endswith("FSDP")
+    assert headline(dp_replicate_size=4).endswith("DDP")
+
+
+def test_a_section_for_another_strategy_is_told():
+    section = {"fsdp_config": {"fsdp_offload_params": True}, "deepspeed_config": {}}
+    notes = plan(*LAPTOP, device="cpu", strategy="ddp", extra=section).notes
+    assert notes[-1] == "fsdp_config has no effect: it is for strategy='fsdp', and this is 'ddp'"
+    assert "no effect" not in str(plan(*LAPTOP, device="cpu", strategy="fsdp", extra=section).notes)
+
+
 def test_one_process_is_what_single_takes():
     text = refusal(*LAPTOP, strategy="single", num_processes=3)
     assert "strategy='single' with 3 processes would train 3 models apart" in text

@@ -65,6 +65,18 @@ def test_an_accelerator_refuses_it_by_both_names(world, given, texts):
     assert all(text in str(caught.value) for text in texts), str(caught.value)
 
 
+def test_a_plugin_is_shown_as_it_was_written():
+    given = {"deepspeed_plugin": DeepSpeedPlugin(), "fsdp_plugin": FullyShardedDataParallelPlugin(min_num_params=7)}
+    with pytest.raises(ConfigError) as caught:
+        chosen(**given)
+    assert "(fsdp_plugin=FullyShardedDataParallelPlugin(min_num_params=7)) asks for" in str(caught.value)
+
+
+def test_a_plan_that_is_no_mapping_is_refused():
+    with pytest.raises(ConfigError, match=r"tp_plan=\['up'\]\): it takes patterns of names"):
+        ParallelismConfig(tp_size=2, tp_plan=["up"])
+
+
 def test_the_launchs_sizes_are_the_accelerators_and_a_plan_may_be_added():
     world = World(world_size=4, parallelism_config=json.dumps({"tp_size": 2, "dp_shard_size": 2}))
     found, config = chosen(world)

@@ -121,6 +121,19 @@ def test_a_loop_of_any_length_works_where_all_go_on_until_the_last_is_done(kind,
     assert on_ranks(generated, kind, "together") == [(5, 2.0)] * 2
 
 
+def left_early(kind):
+    accelerator, model, _ = prepared(kind)
+    with torch.no_grad():
+        for _ in range(1 + 3 * accelerator.process_index):
+            model(torch.ones(1, 4))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_rank_that_has_returned_is_named_where_others_go_on(kind, on_ranks):
+    with pytest.raises(RuntimeError, match="rank 1 of 2 waited for rank 0, which had returned: every rank must make"):
+        on_ranks(left_early, kind)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_loop_that_one_rank_leaves_is_told_in_the_debug_mode(kind, on_ranks):
     with pytest.raises(RuntimeError) as caught:

@@ -100,6 +100,9 @@ class Strategy(Protocol):
         Raises ``CheckpointError`` for what doesn't fit, with nothing changed; not ``strict``: parts may be missing.
         """
 
+    def forget(self) -> None:
+        """Let go of every model that it has wrapped: none of them is trained any more."""
+
 
 def create(
     name: str | None, process: Process, keywords: Keywords, loading: DataLoaderConfiguration | None = None

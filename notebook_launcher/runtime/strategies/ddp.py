@@ -120,6 +120,7 @@ class DistributedData:
     full_state = staticmethod(single.full_state)
     save = staticmethod(single.save)
     load = staticmethod(single.load)
+    forget = staticmethod(single.forget)
     held = staticmethod(holdings.whole)
 
     def __init__(self, process: Process, keywords: Keywords) -> None:
@@ -130,7 +131,7 @@ class DistributedData:
 
     def place(self, model: nn.Module) -> nn.Module:
         """The model on the device."""
-        return model.to(self._device)
+        return single.moved(model, self._device)
 
     def wrap(self, model: nn.Module) -> nn.Module:
         """The model behind DDP; one without anything to train, or already behind it, as it is."""

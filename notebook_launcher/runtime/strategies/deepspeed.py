@@ -104,7 +104,7 @@ class DeepSpeed:
 
     def place(self, model: nn.Module) -> nn.Module:
         """The model on the device."""
-        return model.to(self._process.device)
+        return single.moved(model, self._process.device)
 
     def wrap(self, model: nn.Module) -> nn.Module:
         """The model as its engine will train it; one without anything to train as it is."""
@@ -318,6 +318,14 @@ class DeepSpeed:
             rest()
 
         return take_up
+
+    def forget(self) -> None:
+        """Destroy the engines, which would otherwise hold their models for as long as the process lives."""
+        for trained in self._trained.values():
+            trained.destroy()
+        self._trained.clear()
+        self._wrapped.clear()
+        self._unpaired.clear()
 
     def _sorted(
         self, models_: Mapping[str, nn.Module], optimizers: Mapping[str, torch.optim.Optimizer]

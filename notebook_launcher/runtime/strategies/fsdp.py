@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import weakref
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, cast, final
 
 import torch
 import torch.distributed as dist
@@ -88,6 +88,7 @@ class FullySharded:
     clip_value = staticmethod(clipping.clip_value)
     step = staticmethod(single.step)
     load = staticmethod(single.load)
+    forget = staticmethod(single.forget)
 
     def __init__(self, process: Process, keywords: Keywords, part: DeviceMesh | None = None) -> None:
         """Shard as the plugin, the launch and ``ParallelismConfig`` say; raises ``ConfigError`` where they can't be.
@@ -103,6 +104,7 @@ class FullySharded:
         self._mesh = mesh.build(process, parallelism, "dp_shard") if part is None else part
         self._replaced: Any = WeakTensorKeyDictionary()  # what parameters became
         self._fsdp: Any = WeakTensorKeyDictionary()  # what torch keeps for a parameter
+        self._heard_of: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._syncs: weakref.WeakKeyDictionary[nn.Module, dict[str, bool]] = weakref.WeakKeyDictionary()
 
     # --- models ------------------------------------------------------------------------------------------------------
@@ -182,6 +184,8 @@ class FullySharded:
             own = new[id(given)] = getattr(module, key)
             if own is not given:
                 self._replaced[given] = own
+        for optimizer in list(self._heard_of):
+            self.pair(optimizer)
 
     def _take_from_rank0(self, model: nn.Module, before: Mapping[str, nn.Parameter]) -> None:
         """Have the values of rank 0 travel, several on their way at a time."""
@@ -207,6 +211,7 @@ class FullySharded:
 
     def pair(self, optimizer: torch.optim.Optimizer) -> None:
         """Have an optimizer that was made before its model was sharded hold what its parameters became, and states."""
+        self._heard_of.add(optimizer)  # its model may be sharded later
         for group in optimizer.param_groups:
             for number, given in enumerate(group["params"]):
                 new = self._replaced.get(given)
@@ -357,7 +362,7 @@ def _gather_for_inference(module: Any, _: Any) -> None:
     """Torch keeps what it gathers first for all later times, and training can't write to what inference mode made."""
     if torch.is_inference_mode_enabled():
         with torch.inference_mode(mode=False), torch.no_grad():
-            module.unshard()
+            cast("Any", models.unwrap(module)).unshard()  # in another precision it is a view that is called
 
 
 def _check_all_are_here(*_: Any) -> None:
@@ -367,7 +372,7 @@ def _check_all_are_here(*_: Any) -> None:
 def _reshard_after_evaluation(model: nn.Module, *_: Any) -> None:
     """Torch keeps some parameters whole until backward, which evaluation never comes to."""
     if not torch.is_grad_enabled():
-        for module in model.modules():
+        for module in models.unwrap(model).modules():
             if isinstance(module, FSDPModule):
                 module.reshard()
 

@@ -40,6 +40,7 @@ class Pipeline:
     gradients = staticmethod(single.gradients)
     step = staticmethod(single.step)
     load = staticmethod(single.load)
+    forget = staticmethod(single.forget)
 
     def __init__(self, process: Process, keywords: Keywords) -> None:
         """Take a place in a pipeline; ``ConfigError`` for sizes, a schedule or an accumulation that can't be."""
@@ -59,6 +60,7 @@ class Pipeline:
             None if self._ranks.sharding is None else fsdp.FullySharded(process, keywords, self._ranks.sharding)
         )
         self._replaced: Any = WeakTensorKeyDictionary()  # what parameters became
+        self._heard_of: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._places: weakref.WeakKeyDictionary[nn.Module, dict[str, int]] = weakref.WeakKeyDictionary()
 
     # --- models ------------------------------------------------------------------------------------------------------
@@ -99,6 +101,8 @@ class Pipeline:
             _put_back(stage.body, inner)
         after = dict(inner.named_parameters(remove_duplicate=False))
         self._replaced.update({given: after[name] for name, given in before.items() if after[name] is not given})
+        for optimizer in list(self._heard_of):
+            self.pair(optimizer)
         places = self._places[inner] = {}
         for number, body in enumerate(bodies):
             for name in body.state_dict():
@@ -155,6 +159,7 @@ class Pipeline:
 
     def pair(self, optimizer: torch.optim.Optimizer) -> None:
         """Have an optimizer that was made before its model was cut hold what the parameters became, and own states."""
+        self._heard_of.add(optimizer)  # its model may be cut later
         for group in optimizer.param_groups:
             for number, given in enumerate(group["params"]):
                 new = self._replaced.get(given)

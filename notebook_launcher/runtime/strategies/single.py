@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, final
 
 import torch
 
+from notebook_launcher.core.errors import ConfigError
 from notebook_launcher.runtime import holdings, models, shards
 
 if TYPE_CHECKING:
@@ -19,6 +20,17 @@ if TYPE_CHECKING:
 
 
 backward = torch.Tensor.backward
+
+
+def moved(model: nn.Module, device: torch.device) -> nn.Module:
+    """``model`` on ``device``; raises ``ConfigError`` where it has no values: each rank takes its own."""
+    name = next((name for name, one in model.named_parameters() if one.is_meta), None)
+    if name is not None:
+        raise ConfigError(
+            f"the {type(model).__name__} has {name} on the device 'meta', without a value: load its weights before "
+            "prepare, or use strategy='fsdp' on several processes, where those of rank 0 are enough"
+        )
+    return model.to(device)
 
 
 def clip(parameters: Iterable[torch.Tensor], max_norm: float, norm_type: float) -> torch.Tensor:
@@ -64,6 +76,10 @@ def save(
 load = shards.load
 
 
+def forget() -> None:
+    """Do nothing: what holds a model goes with it."""
+
+
 @final
 class Single:
     """One process, nothing to spread."""
@@ -81,6 +97,7 @@ class Single:
     full_state = staticmethod(full_state)
     save = staticmethod(save)
     load = staticmethod(load)
+    forget = staticmethod(forget)
     held = staticmethod(holdings.whole)
 
     def __init__(self, process: Process, keywords: Keywords) -> None:  # noqa: ARG002 - as all strategies are made
@@ -89,7 +106,7 @@ class Single:
 
     def place(self, model: nn.Module) -> nn.Module:
         """The model on the device."""
-        return model.to(self._process.device)
+        return moved(model, self._process.device)
 
     def wrap(self, model: nn.Module) -> nn.Module:
         """The model itself."""

@@ -44,6 +44,7 @@ class TensorParallel:
     clip_value = staticmethod(clipping.clip_value)
     step = staticmethod(single.step)
     load = staticmethod(single.load)
+    forget = staticmethod(single.forget)
 
     def __init__(self, process: Process, keywords: Keywords) -> None:
         """Split over the ranks that ``ParallelismConfig`` says; ``ConfigError`` where its product is another number."""

@@ -1,8 +1,10 @@
 """DeepSpeed's ZeRO against DDP: the same losses, norms and weights, whatever is spread; and what it can't is said."""
 
 import contextlib
+import gc
 import importlib.util
 import json
+import weakref
 
 import pytest
 import torch
@@ -591,3 +593,105 @@ def test_whole_gradients_that_were_clipped_are_not_exchanged_again(on_ranks):
     one, other = on_ranks(exchanges_of_a_clipped_step)
     assert one[0] == other[0] == [1, 1, 2]
     assert torch.equal(one[1], other[1])
+
+
+def trained_and_freed(stage):
+    acc = accelerator(stage, num_steps=1)
+    model, optimizer, _ = pieces()
+    given = weakref.ref(model)
+    model, optimizer = acc.prepare(model, optimizer)
+    acc.backward(model(torch.ones(2, 5)).sum())
+    optimizer.step()
+    model, optimizer = acc.free_memory(model, optimizer)
+    gc.collect()
+    return given() is not None
+
+
+def all_freed():
+    return [trained_and_freed(stage) for stage in STAGES]
+
+
+@needs_deepspeed
+def test_free_memory_frees_the_model(on_ranks):
+    assert on_ranks(all_freed) == [[False] * 4] * 2
+
+
+def two_networks(stage):
+    """What both have learned from losses of several forwards each, and of each other's."""
+    acc = accelerator(stage, num_steps=1)
+    torch.manual_seed(0)
+    maker, judge = (nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, size)) for size in (4, 1))
+    made, judged = (torch.optim.SGD(one.parameters(), 0.1) for one in (maker, judge))
+    maker, judge, made, judged = acc.prepare(maker, judge, made, judged)
+    torch.manual_seed(acc.process_index)
+    for _ in range(3):
+        false = maker(torch.randn(4, 4))
+        acc.backward((judge(torch.randn(4, 4)) - 1).square().mean() + judge(false.detach()).square().mean())
+        judged.step()
+        judged.zero_grad()
+        acc.backward((judge(false) - 1).square().mean())
+        made.step()
+        made.zero_grad()
+        judged.zero_grad()
+    return torch.cat([weights(acc, maker), weights(acc, judge)])
+
+
+def all_pairs():
+    return [two_networks(stage) for stage in (None, *STAGES)]
+
+
+@needs_deepspeed
+def test_a_loss_may_be_of_several_forwards(on_ranks):
+    for expected, *found in on_ranks(all_pairs):
+        for stage, one in zip(STAGES, found, strict=True):
+            assert largest_difference([one], [expected]) < TOLERANCE, stage
+
+
+def without_values(stage):
+    acc = accelerator(stage)
+    with pytest.raises(ConfigError) as caught:
+        acc.prepare(nn.Linear(2, 2, device="meta"))
+    return str(caught.value)
+
+
+def test_a_model_without_values_is_refused(on_ranks):
+    stages = (None, 2) if HAS_DEEPSPEED else (None,)
+    for stage in stages:
+        for text in on_ranks(without_values, stage):
+            assert "the Linear has weight on the device 'meta', without a value" in text
+
+
+@needs_deepspeed
+def test_an_unknown_stage_is_refused_at_once():
+    with pytest.raises(ConfigError, match="zero_stage=9 is not known"):
+        zero_config.with_section(DeepSpeedPlugin(), '{"zero_stage": 9}')
+
+
+def measurements_of_a_clipped_step():
+    """How often a step measures the norm: clipped, and clipped with gradients that were changed after that."""
+    found = {}
+    for stage in (1, 2, 3):
+        acc = accelerator(stage, 1)
+        model, optimizer, _ = pieces()
+        model, prepared = acc.prepare(model, optimizer)
+        zero, calls, counts = model.trained.engine.optimizer, [], []
+        measure = zero.get_grad_norm_direct
+        zero.get_grad_norm_direct = lambda *args, m=measure, c=calls, **kwargs: [c.append(1), m(*args, **kwargs)][1]
+        for changed in (False, True):
+            acc.backward(model(torch.ones(2, 5)).sum())
+            acc.clip_grad_norm_(model.parameters(), 0.1)
+            if changed:
+                acc.clip_grad_value_(model.parameters(), 0.01)
+            prepared.step()
+            prepared.zero_grad()
+            counts.append(len(calls))
+            calls.clear()
+        found[stage] = counts
+    return found
+
+
+@needs_deepspeed
+def test_a_norm_is_measured_once_for_clipping_and_step(on_ranks):
+    for found in on_ranks(measurements_of_a_clipped_step):
+        for once, twice in found.values():
+            assert twice == 2 * once > 0

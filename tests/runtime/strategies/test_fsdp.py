@@ -424,6 +424,27 @@ def refusals():
     return [*texts, str(caught.value), accelerator.distributed_type]
 
 
+def prepared_after_its_optimizer():
+    """Each in a call of its own, the optimizer first."""
+    accelerator = accelerator_of()
+    model = net()
+    optimizer = accelerator.prepare(optimizer_of(model))
+    return train(accelerator, accelerator.prepare(model), optimizer)
+
+
+def evaluated_in_bf16():
+    """In another precision it is a view of the model that is called."""
+    accelerator = accelerator_of(precision="bf16")
+    model = net()
+    model, optimizer = accelerator.prepare(model, optimizer_of(model))
+    with torch.inference_mode():
+        outputs = model(torch.ones(2, 9))
+    is_sharded = all(isinstance(one, DTensor) for one in model.parameters())
+    accelerator.backward(model(torch.ones(2, 9)).sum())
+    optimizer.step()
+    return outputs.dtype, is_sharded
+
+
 def all_models():
     plugins = {
         None: None,
@@ -437,6 +458,8 @@ def all_models():
         state_of_before,
         compiled,
         evaluated_in_between,
+        prepared_after_its_optimizer,
+        evaluated_in_bf16,
         left_in_the_middle,
         clipped_by_value,
         refusals,
@@ -492,6 +515,15 @@ def test_evaluation_leaves_parameters_sharded(on_ranks):
         kinds, trace = one["evaluated_in_between"]
         assert kinds == [True, True]
         assert_close(trace, of_one_process())
+
+
+def test_an_optimizer_may_be_prepared_before_its_model(on_ranks):
+    for one in found_of_models(on_ranks):
+        assert_close(one["prepared_after_its_optimizer"], of_one_process())
+
+
+def test_evaluation_in_bf16(on_ranks):
+    assert all(one["evaluated_in_bf16"] == (torch.float32, True) for one in found_of_models(on_ranks))
 
 
 def test_a_group_that_was_left_is_dropped(on_ranks):

@@ -123,6 +123,22 @@ OF_FOUR = {
 }
 
 
+def optimizer_first():
+    accelerator = accelerator_of(pp_size=2, dp_shard_size=2)
+    model = net()
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.05)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=5, gamma=0.8)
+    optimizer = accelerator.prepare(optimizer)
+    model = accelerator.prepare(model)
+    loader, scheduler = accelerator.prepare(DataLoader(samples(), batch_size=GLOBAL_BATCH // 2), scheduler)
+    return train(accelerator, model, optimizer, loader, scheduler)
+
+
+def test_an_optimizer_may_be_prepared_before_its_model(on_ranks):
+    for got in on_ranks(optimizer_first, num_processes=4):
+        assert_close(got, of_one_process())
+
+
 def all_variants(variants):
     return {name: ours(**options) for name, options in variants.items()}
 
