@@ -147,9 +147,13 @@ OPTIONS = {
 }
 
 
+READ = [(size, option) for size in (2, 4) for option in OPTIONS if (size, option) != (2, "uneven")]  # it is refused
+
+
 def read(size):
     found = {}
-    for option, more in OPTIONS.items():
+    for option in [option for of, option in READ if of == size]:
+        more = OPTIONS[option]
         config = DataLoaderConfiguration(**more)
         parallelism = ParallelismConfig(tp_size=size)
         accelerator = Accelerator(cpu=True, parallelism_config=parallelism, dataloader_config=config)
@@ -170,9 +174,8 @@ def all_read(on_ranks, size):
     return on_ranks(read, size, num_processes=4)
 
 
-@pytest.mark.parametrize("option", OPTIONS)
 @pytest.mark.parametrize("name", LOADERS)
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize(("size", "option"), READ)
 def test_parts_of_a_model_read_the_same_and_the_run_each_sample_once(on_ranks, size, name, option):
     seen, kept, total, length = zip(*(one[name, option] for one in all_read(on_ranks, size)), strict=True)
     for rank in range(4):
