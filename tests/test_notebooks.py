@@ -12,7 +12,13 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-NUM_PICTURES = {"02_data_parallel": 1, "03_precision": 2, "04_accumulation": 1, "05_checkpoints": 1}
+NUM_PICTURES = {
+    "02_data_parallel": 1,
+    "03_precision": 2,
+    "04_accumulation": 1,
+    "05_checkpoints": 1,
+    "11_devices": 1,
+}
 MAX_CELLS = 20
 MAX_LINES = 15
 

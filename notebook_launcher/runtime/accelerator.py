@@ -334,7 +334,8 @@ class Accelerator(Identity, Saving):
                 return prepared  # type: ignore[no-any-return]
         self._precision.check(model)
         if self.device_placement if device_placement is None else device_placement:
-            model = model.to(self.device)
+            move: Any = self._process.backend.move
+            model = model.to(self.device) if move is None else move(model)
         seen = models.autocast_view(model, self._precision)
         prepared = seen if evaluation_mode else self._strategy.wrap(seen)
         if self._dynamo_backend and models.compiled_from(prepared) is prepared:

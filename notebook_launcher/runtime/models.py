@@ -10,7 +10,7 @@ chosen. A method that calls submodules past the model's own call (``self.encoder
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from notebook_launcher.runtime.precision import Precision
 
+WRAPPERS: list[Any] = [DistributedDataParallel, DataParallel]  # types with a ``module``; strategies add their own
 _slots = object.__setattr__  # past nn.Module.__setattr__, which would register the module as its own child
 
 
@@ -84,8 +85,8 @@ def unwrap(model: nn.Module, *, keep_torch_compile: bool = True) -> nn.Module:
     A module that was compiled before ``prepare`` is given back compiled, unless ``keep_torch_compile`` is false.
     """
     outer = compiled_from(model)
-    if isinstance(outer, DistributedDataParallel | DataParallel):
-        return unwrap(outer.module, keep_torch_compile=keep_torch_compile)
+    if isinstance(outer, tuple(WRAPPERS)):
+        return unwrap(cast("nn.Module", outer.module), keep_torch_compile=keep_torch_compile)
     if isinstance(outer, AutocastView):
         return unwrap(outer.viewed, keep_torch_compile=keep_torch_compile)
     return model if keep_torch_compile else outer

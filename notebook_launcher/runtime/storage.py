@@ -24,6 +24,7 @@ import numpy as np
 import torch
 
 from notebook_launcher.core.errors import CheckpointError, ConfigError
+from notebook_launcher.runtime import trees
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,6 +40,10 @@ _NUMPY: list[Any] = [
     np.float64(0).__reduce__()[0],
     *{type(np.dtype(code)) for code in "?SU" + np.typecodes["AllInteger"] + np.typecodes["AllFloat"]},
 ]  # numbers and strings; no objects
+
+
+def _is_on_xla(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor) and leaf.device.type == "xla"
 
 
 def beside(folder: Path, state: str) -> Path:
@@ -142,6 +147,8 @@ class Draft:
 
     def objects(self, name: str, thing: Any, *, of_any_kind: bool = False) -> None:
         """``thing`` as torch saves it; ``ConfigError`` for a kind that can't be loaded without executing pickle."""
+        if any(map(_is_on_xla, trees.leaves(thing))):  # else only a process with torch_xla could read it
+            thing = trees.map_leaves(lambda leaf: leaf.detach().cpu() if _is_on_xla(leaf) else leaf, thing)
         with self.open(name) as file, torch.serialization.safe_globals(_NUMPY):
             with _without_second_crc():
                 torch.save(thing, cast("IO[bytes]", file))

@@ -98,5 +98,11 @@ def create(name: str | None, process: Process, keywords: Keywords) -> Strategy:
             "model of its own. Use strategy='ddp', or leave it out, to train one model on all of them; or launch with "
             "num_processes=1."
         )
-    strategy: Strategy = STRATEGIES.load(name or "ddp")(process, keywords)
+    name, known = name or "ddp", process.backend.strategies
+    if known and name in STRATEGIES.names and name not in known:
+        raise ConfigError(
+            f"strategy={name!r} is not there for the device {process.backend.device_type!r}, which has "
+            f"{', '.join(known)}. Launch with one of them, or leave it out."
+        )
+    strategy: Strategy = STRATEGIES.load(known.get(name, name))(process, keywords)
     return strategy
