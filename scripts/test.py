@@ -63,9 +63,11 @@ def pytest(python: Path) -> bool:
 
 
 def oldest(_: Path) -> bool:
-    """The quickstart, with the oldest supported set of packages in an environment of their own."""
+    """The quickstart and the panel, with the oldest supported set of packages in an environment of their own."""
     python = environment.ensure(".venv-oldest", set(), environment.OLDEST_CONSTRAINTS, OLDEST_PACKAGES)
-    return run([python, ROOT / "scripts" / "execute_notebook.py", NOTEBOOK, ROOT / "output" / "oldest" / NOTEBOOK.name])
+    executed = ROOT / "output" / "oldest" / NOTEBOOK.name
+    quickstart = run([python, ROOT / "scripts" / "execute_notebook.py", NOTEBOOK, executed])
+    return run([python, ROOT / "scripts" / "drive_panel.py"]) and quickstart
 
 
 def xla(_: Path) -> bool:
@@ -104,7 +106,7 @@ def main() -> int:
     if unknown:
         parser.error(f"unknown step {', '.join(unknown)}: the steps are {', '.join(STEPS)}")
     environment.check_python()
-    python = environment.ensure(".venv", {"lab", "test"}, environment.CONSTRAINTS, compiled=True)
+    python = environment.ensure(".venv", {"deepspeed", "lab", "test"}, environment.CONSTRAINTS, compiled=True)
     failed = []
     for name in wanted:
         environment.say(f"\n=== {name}: {STEPS[name].__doc__}")

@@ -16,7 +16,7 @@ _LIMIT_S = 8.0  # processes have five seconds to be gone, and the machine may be
 def pytest_configure(config):
     """Give the tests, and all they start, a folder for temporary files of their own: what is in it is theirs."""
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())  # tmp_path stays where it is kept for a look
-    folder = tempfile.mkdtemp(prefix="notebook-launcher-tests-")
+    folder = tempfile.mkdtemp(prefix="nbl-")  # short: a path to a socket has 107 bytes
     config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
     os.environ["TMPDIR"] = tempfile.tempdir = folder
     os.environ["IPYTHONDIR"] = f"{folder}/ipython-home"  # no start-up files or history of a person's

@@ -119,6 +119,15 @@ class Kernel:
         assert not cell.error, cell.shown
         return cell
 
+    def run_as_cell(self, code: str, cell_id: str) -> Cell:
+        """Run code as JupyterLab does, which says which cell of the notebook it is."""
+        self._cell = Cell()
+        content = {"code": code, "silent": False, "store_history": True, "allow_stdin": True, "stop_on_error": True}
+        request = self.client.session.msg("execute_request", content, metadata={"cellId": cell_id})
+        self._message = request["header"]["msg_id"]
+        self.client.shell_channel.send(request)
+        return self.wait()
+
     def complete(self, code: str) -> list[str]:
         """What tab completion offers at the end of ``code``."""
         return self.client.complete(code, len(code), reply=True, timeout=30)["content"]["matches"]

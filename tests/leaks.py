@@ -144,7 +144,7 @@ def _differences(before: Snapshot, after: Snapshot) -> list[str]:
     ]
     found += [f"thread {thread.name!r}" for thread in after.threads - before.threads]
     found += [
-        f"process {pid}: {command}"
+        f"process {pid} ({_state(pid)}): {command}"
         for pid, command in after.processes.items()
         if pid not in before.processes and not _has_known_parent(pid, before)
     ]
@@ -172,6 +172,19 @@ def _processes(kept: Kept) -> dict[int, str]:
             if wanted in (folder / "environ").read_bytes():
                 found[pid] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")[:200]
     return found
+
+
+def _state(pid: int) -> str:
+    """What tells a process apart from others of the same command line: its state, age, parent and open sockets."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        links = [str(one.readlink()) for one in Path(f"/proc/{pid}/fd").iterdir()]
+    except OSError:
+        return "it has ended meanwhile"
+    uptime_s = float(Path("/proc/uptime").read_text().split()[0])
+    age_s = uptime_s - int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    sockets = sum(link.startswith("socket:") for link in links)
+    return f"{fields[0]}, {age_s:.1f} s old, child of {fields[1]}, {sockets} sockets of {len(links)} descriptors"
 
 
 def _has_known_parent(pid: int, before: Snapshot) -> bool:

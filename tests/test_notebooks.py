@@ -17,6 +17,9 @@ NUM_PICTURES = {
     "03_precision": 2,
     "04_accumulation": 1,
     "05_checkpoints": 1,
+    "06_panel": 0,
+    "09_sharding": 1,
+    "10_deepspeed": 2,
     "11_devices": 1,
 }
 MAX_CELLS = 20

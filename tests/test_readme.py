@@ -40,7 +40,7 @@ def test_each_command_explains_itself_without_anything_installed(command):
 
 @pytest.mark.parametrize("script", sorted((ROOT / "scripts").glob("*.py")), ids=lambda path: path.name)
 def test_scripts_before_installation_need_the_standard_library_only(script):
-    if script.name == "execute_notebook.py":  # runs inside the environment
+    if script.name in {"drive_panel.py", "execute_notebook.py"}:  # run inside the environment
         return
     found = {
         name.split(".")[0]

@@ -91,8 +91,8 @@ def check_expression(text: str) -> str:
     try:
         tree = ast.parse(text.strip(), "<argument>", mode="eval")
         compile(tree, "<argument>", "eval")
-    except (SyntaxError, ValueError) as error:
-        told = error.msg if isinstance(error, SyntaxError) else str(error)
+    except (SyntaxError, ValueError, MemoryError, RecursionError) as error:  # the last two for brackets in brackets
+        told = error.msg if isinstance(error, SyntaxError) else str(error) or "it is nested too deeply"
         quoted = " Text needs quotation marks." if text.strip().replace(" ", "").isalnum() else ""
         raise ArgumentError(f"{shortened(text)} is no Python expression: {told}.{quoted}") from None
     bare = isinstance(tree.body, ast.Tuple | ast.NamedExpr)
@@ -212,15 +212,24 @@ def _label(value: Any, values: tuple[Any, ...]) -> str:
 
 
 def _annotation(parameter: inspect.Parameter, function: Any) -> Any:
-    """What the parameter is annotated with, without what is only said about it; ``_NOTHING`` where it is not known."""
-    annotation = parameter.annotation
-    if isinstance(annotation, str):
-        try:
-            annotation = eval(annotation, getattr(inspect.unwrap(function), "__globals__", {}))  # noqa: S307 - the notebook's own, as typing.get_type_hints does
-        except Exception:  # noqa: BLE001 - a name that is known to type checkers only: any expression will do
-            return _NOTHING
-    while typing.get_origin(annotation) is Annotated:
-        annotation = typing.get_args(annotation)[0]
+    """What the parameter is annotated with, as its own parts; ``_NOTHING`` where it is not known."""
+    try:
+        return _plain(parameter.annotation, getattr(inspect.unwrap(function), "__globals__", {}))
+    except Exception:  # noqa: BLE001 - a name that is known to type checkers only: any expression will do
+        return _NOTHING
+
+
+def _plain(annotation: Any, names: dict[str, Any]) -> Any:
+    """The annotation without quotation marks and without what is only said about it, in a union's parts too."""
+    if isinstance(annotation, typing.ForwardRef):
+        annotation = annotation.__forward_arg__
+    if isinstance(annotation, str):  # quoted twice: under "from __future__ import annotations"
+        return _plain(eval(annotation, names), names)  # noqa: S307 - the notebook's own, as typing.get_type_hints does
+    if typing.get_origin(annotation) in {Annotated, typing.Final}:
+        return _plain(typing.get_args(annotation)[0], names)
+    if typing.get_origin(annotation) in {types.UnionType, typing.Union}:
+        parts = [_plain(part, names) for part in typing.get_args(annotation)]
+        return typing.Union[tuple(parts)]  # noqa: UP007 - of parts that are known only now
     return annotation
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from notebook_launcher.widgets.argument_controls import Argument, ArgumentError, literal, python_of, value_of
@@ -69,7 +70,9 @@ def values(
             if parameter.kind is parameter.VAR_POSITIONAL:
                 args += _unpacked(value, tuple, "a tuple, such as (1, 2)", parameter.name)
             elif parameter.kind is parameter.VAR_KEYWORD:
-                kwargs |= _unpacked(value, dict, "a dict with names, such as {'a': 1}", parameter.name)
+                further = _unpacked(value, dict, "a dict with names, such as {'a': 1}", parameter.name)
+                _check_new(further, arguments, parameter.name)
+                kwargs |= further
             elif given.by_name:
                 kwargs[parameter.name] = value
             else:
@@ -116,7 +119,7 @@ def _num_by_place(held: Sequence[tuple[Argument, Held]]) -> int:
 def _evaluated(source: str, namespace: Mapping[str, Any]) -> Any:
     try:
         return eval(compile(source.strip(), "<argument>", "eval"), dict(namespace))  # noqa: S307 - the notebook's user typed it, to be evaluated in the notebook
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ArgumentError(f"{source.strip()} can't be worked out: {type(error).__name__}: {error}.") from error
 
 
@@ -125,3 +128,10 @@ def _unpacked(value: Any, kind: type[Any], words: str, name: str) -> Any:
     if not isinstance(value, allowed) or (kind is dict and not all(isinstance(key, str) for key in value)):
         raise ArgumentError(f"{name} takes {words}, not {literal(value)}.")
     return value
+
+
+def _check_new(further: Mapping[str, Any], arguments: Sequence[Argument], name: str) -> None:
+    kinds = {one.parameter.name: one.parameter.kind for one in arguments}
+    for given in further:
+        if kinds.get(given) in {inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY}:
+            raise ArgumentError(f"{name} holds {given}, which has a control of its own: leave it out.")

@@ -23,6 +23,9 @@ class Cell:
         self._publisher: Any = shell.display_pub
         self._session: Any = getattr(self._publisher, "session", None)
         self._parent: dict[str, Any] = dict(getattr(self._publisher, "parent_header", None) or {})
+        request: Any = (shell.get_parent() if hasattr(shell, "get_parent") else None) or {}
+        self.cell_id = request.get("metadata", {}).get("cellId")  # None where the front end doesn't say
+        self.message_id = request.get("header", {}).get("msg_id")
         self._events: Any = shell.events
         self._over = threading.Event()
         self._events.register("post_run_cell", self._ended)
@@ -36,6 +39,10 @@ class Cell:
     def running(self) -> bool:
         """Whether the cell is still the one that runs, so that front ends take new displays for it."""
         return not self._over.is_set()
+
+    def is_run_again_by(self, other: Cell) -> bool:
+        """Whether ``other`` is the same cell of the notebook, run once more, so that its outputs have gone."""
+        return self.cell_id is not None and self.cell_id == other.cell_id and self.message_id != other.message_id
 
     def display(self, data: dict[str, Any], metadata: dict[str, Any] | None = None, *, name: str = "") -> None:
         """Add an output to the cell; ``name`` is its display id, for updates."""

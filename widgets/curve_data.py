@@ -6,18 +6,24 @@ Visualization-Oriented Time Series Data Aggregation", VLDB 2014), so that a spik
 
 from __future__ import annotations
 
+import array
 import dataclasses
+import functools
+import itertools
 import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
+
+    from notebook_launcher.launcher.metric_rows import MetricRows, Stretch
 
 MAX_BUCKETS = 256
 MAX_PLOTS = 24  # of a run that logs more metrics, the first ones are drawn
 MAX_SERIES = 8  # in one plot
 _BUCKETS_SHOWN = 128  # a plot is some 260 points wide
-_NOT_METRICS = ("rank", "step", "time_s")
+_NOT_METRICS = frozenset({"rank", "step", "time_s"})
+_FEW = 8  # points that are taken one by one: looking at them first would cost more
 
 
 class Point(NamedTuple):
@@ -87,6 +93,25 @@ class Curve:
         self._buckets.append(_Bucket(point, point, point, point))
         self._in_last = 1
 
+    def extend(self, values: Sequence[float], steps: Sequence[float]) -> None:
+        """Take in ``values`` at ``steps``: where a bucket takes many, at a fraction of their cost one by one."""
+        start, num_values = 0, len(values)
+        while start < num_values:
+            stop = min(num_values, start + self._per_bucket - self._in_last)
+            if not self._buckets or stop - start < _FEW or not _all_finite(values[start:stop], steps[start:stop]):
+                stop = min(num_values, start + _FEW)
+                for value, step in zip(values[start:stop], steps[start:stop], strict=True):
+                    self.add(value, step)
+            else:
+                low = min(range(start, stop), key=values.__getitem__)
+                high = max(range(start, stop), key=values.__getitem__)
+                for place in sorted({low, high, stop - 1}):
+                    self._buckets[-1].add(Point(float(steps[place]), float(values[place])))
+                self._in_last += stop - start
+                self.num_points += stop - start
+                self.last = self._buckets[-1].last
+            start = stop
+
     def points(self) -> list[Point]:
         """What is to be drawn, in the order in which it came; within a bucket by step."""
         return [point for bucket in self._buckets for point in bucket.points()]
@@ -103,6 +128,17 @@ class Curve:
         self._per_bucket *= 2
 
 
+def _is_plain(stretch: Stretch) -> bool:
+    """Whether its columns are nothing but metrics, and these, and the steps, nothing but numbers."""
+    columns = stretch.columns
+    numbers = all(isinstance(one, array.array) for one in (stretch.steps, *columns.values()))
+    return bool(columns) and numbers and not columns.keys() & _NOT_METRICS
+
+
+def _all_finite(*sequences: Sequence[float]) -> bool:
+    return all(map(math.isfinite, itertools.chain(*sequences)))
+
+
 class Series(NamedTuple):
     """A line: what the legend calls it, and its points in the order in which they came."""
 
@@ -110,14 +146,19 @@ class Series(NamedTuple):
     points: list[Point]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Plot:
-    """The lines of one metric; ``num_left_out`` more of them have no room."""
+    """The lines of one metric; ``num_left_out`` more of them have no room. Two that are equal are the same object."""
 
     title: str
-    series: tuple[Series, ...]
+    make_series: Callable[[], tuple[Series, ...]]
     num_left_out: int = 0
     num_not_finite: int = 0
+
+    @functools.cached_property
+    def series(self) -> tuple[Series, ...]:
+        """The lines, made when they are first drawn: views come more often than drawings."""
+        return self.make_series()
 
 
 class Curves:
@@ -131,18 +172,28 @@ class Curves:
         self._last_step: dict[int, float] = {}
         self._drawn: dict[str, tuple[int, Plot]] = {}
 
-    def take(self, run: int, rows: Sequence[dict[str, Any]]) -> None:
+    def take(self, run: int, rows: MetricRows) -> None:
         """Take what has been added to the ``rows`` of run number ``run`` since the last call."""
-        for row in rows[self._num_taken[run] :]:
-            # Metrics of these names have taken the places of the launcher's own.
-            rank = row["rank"] if isinstance(row["rank"], int) else 0
-            step = row["step"] if isinstance(row["step"], int | float) else None
-            if step is not None and run == 0:
-                self._last_step[rank] = step
-            for name, value in row.items():
-                if name not in _NOT_METRICS and isinstance(value, int | float):
-                    self._curve(name, run, rank).add(value, step)
-            self._num_taken[run] += 1
+        for stretch in rows.stretches(self._num_taken[run]):
+            if _is_plain(stretch):
+                for name, values in stretch.columns.items():
+                    self._curve(name, run, stretch.rank).extend(values, stretch.steps)
+                if run == 0:
+                    self._last_step[stretch.rank] = stretch.steps[-1]
+            else:
+                for number in range(stretch.first, stretch.first + len(stretch.steps)):
+                    self._take_row(run, rows[number])
+            self._num_taken[run] = stretch.first + len(stretch.steps)
+
+    def _take_row(self, run: int, row: dict[str, Any]) -> None:
+        # Metrics of these names have taken the places of the launcher's own.
+        rank = row["rank"] if isinstance(row["rank"], int) else 0
+        step = row["step"] if isinstance(row["step"], int | float) else None
+        if step is not None and run == 0:
+            self._last_step[rank] = step
+        for name, value in row.items():
+            if name not in _NOT_METRICS and isinstance(value, int | float):
+                self._curve(name, run, rank).add(value, step)
 
     def last_step(self, rank: int) -> float | None:
         """The step that the first run's rank has logged last."""
@@ -167,9 +218,11 @@ class Curves:
         return self._drawn[name][1]
 
     def _new_plot(self, name: str, curves: dict[tuple[int, int], Curve]) -> Plot:
-        several_ranks = len({rank for _, rank in curves}) > 1
+        def series() -> tuple[Series, ...]:
+            several_ranks = len({rank for _, rank in curves}) > 1
+            return tuple(Series(self._legend(key, several_ranks=several_ranks), curves[key].points()) for key in shown)
+
         shown = sorted(curves)[:MAX_SERIES]
-        series = tuple(Series(self._legend(key, several_ranks=several_ranks), curves[key].points()) for key in shown)
         num_not_finite = sum(curve.num_not_finite for curve in curves.values())
         return Plot(name, series, len(curves) - len(shown), num_not_finite)
 

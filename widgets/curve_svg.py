@@ -48,10 +48,17 @@ class _Scale:
     is_log: bool = False
 
     def place(self, value: float) -> float:
-        inner = math.log10(value) if self.is_log else value
-        low, high = (math.log10(self.low), math.log10(self.high)) if self.is_log else (self.low, self.high)
-        share = 0.5 if high == low else (inner - low) / (high - low)
-        return round(self.start + share * (self.end - self.start), 1)
+        return round(self.places([value])[0], 1)
+
+    def places(self, values: Sequence[float]) -> list[float]:
+        """Where the values are, not rounded."""
+        low, high = self.low, self.high
+        if self.is_log:
+            low, high, values = math.log10(low), math.log10(high), [math.log10(value) for value in values]
+        if high == low:
+            return [(self.start + self.end) / 2] * len(values)
+        start, factor = self.start, (self.end - self.start) / (high - low)
+        return [start + (value - low) * factor for value in values]
 
 
 def draw(title: str, series: Sequence[Series], *, log_scale: bool = False, hover: bool = False) -> str:
@@ -149,12 +156,12 @@ def _axes(across: _Scale, up: _Scale, height: int) -> Iterable[str]:
 
 def _line(one: Series, across: _Scale, up: _Scale, index: int) -> Iterable[str]:
     colour, dashes = _STYLES[index % len(_STYLES)]
-    places = [(across.place(point.x), up.place(point.y)) for point in one.points]
+    xs, ys = across.places([point.x for point in one.points]), up.places([point.y for point in one.points])
     hint = f"<title>{html.escape(one.name)}: {number(one.points[-1].y)} at {number(one.points[-1].x)}</title>"
-    if len(places) == 1:
-        yield f'<circle cx="{places[0][0]}" cy="{places[0][1]}" r="2.5" fill="{colour}">{hint}</circle>'
+    if len(xs) == 1:
+        yield f'<circle cx="{xs[0]:.1f}" cy="{ys[0]:.1f}" r="2.5" fill="{colour}">{hint}</circle>'
         return
-    path = " ".join(f"{x:g},{y:g}" for x, y in places)
+    path = " ".join([f"{x:.1f},{y:.1f}" for x, y in zip(xs, ys, strict=True)])
     yield (
         f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.5" stroke-linejoin="round" '
         f'stroke-dasharray="{dashes or "none"}">{hint}</polyline>'

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import ipywidgets as widgets  # type: ignore[import-untyped]
 
 from notebook_launcher.widgets.ansi import on_any_theme
+from notebook_launcher.widgets.closing import close_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -146,12 +147,11 @@ class Form:
     def _make_fields(self, controls: tuple[Control, ...]) -> None:
         """Make the widgets of controls that are new or of another kind; keep the others, and their focus."""
         width = _label_width(controls)
-        if width != self.label_width:  # one width for the whole form
-            self.label_width = width
-            self._fields.clear()
         before, self._fields = self._fields, {}
+        usable = before if width == self.label_width else {}  # one width for the whole form
+        self.label_width = width
         for control in controls:
-            field = before.get(control.name)
+            field = usable.get(control.name)
             if field is None or not _fits(field, control):
                 field = Field(control, self._model.held(control), width, functools.partial(self._changed, control.name))
             self._fields[control.name] = field
@@ -164,6 +164,8 @@ class Form:
             children = tuple(self._fields[one.name].box for one in controls if one.group == group)
             if box.children != children:
                 box.children = children
+        for field in {*before.values()} - {*self._fields.values()}:
+            close_all(field.box)
 
     def _sentence_html(self, errors: dict[str, str]) -> str:
         text = self._model.sentence()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
+import types
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -61,17 +62,21 @@ def signature(function: Any) -> inspect.Signature | None:
 
 def _is_the_notebooks(name: str, value: Any) -> bool:
     inner = value
-    while isinstance(inner, functools.partial):
+    # Not isinstance: it asks an object for its class, and a proxy (Flask's request) may raise instead of an answer.
+    while issubclass(type(inner), functools.partial):
         inner = inner.func
-    return not name.startswith("_") and inspect.isfunction(inner) and inner.__module__ == "__main__"
+    return not name.startswith("_") and type(inner) is types.FunctionType and inner.__module__ == "__main__"
 
 
 def _place(function: Any, cell_numbers: Mapping[str, int]) -> tuple[int, int]:
     """The cell and line in which the function was defined; 0 for a cell that is not known."""
     while isinstance(function, functools.partial):
         function = function.func
-    unwrapped = inspect.unwrap(function)
-    if not inspect.isfunction(unwrapped):
+    try:
+        unwrapped = inspect.unwrap(function)
+    except ValueError:  # it wraps itself
+        return 0, 0
+    if type(unwrapped) is not types.FunctionType:
         return 0, 0
     file = unwrapped.__code__.co_filename
     old = _OLD_NAME.match(file)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import ipywidgets as widgets  # type: ignore[import-untyped]
 
 from notebook_launcher.widgets import monitor_html
+from notebook_launcher.widgets.closing import close_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -151,8 +152,7 @@ class LiveView:
         """Empty the widgets, so that a saved notebook holds none of it twice, and close them."""
         for pane in (*self._parts.values(), *self._panes):
             pane.widget.value = ""
-        for widget in _all_of(self.box):
-            widget.close()
+        close_all(self.box)
 
     def _paint_output(self, row: RankRow, *, ended: bool, at_once: bool) -> None:
         if self.hold.value and not ended:
@@ -200,7 +200,3 @@ def _toggle(description: str, tooltip: str, *, value: bool) -> widgets.ToggleBut
     return widgets.ToggleButton(
         value=value, description=description, tooltip=tooltip, layout=widgets.Layout(width="auto")
     )
-
-
-def _all_of(box: widgets.Widget) -> list[widgets.Widget]:
-    return [box, *(one for child in getattr(box, "children", ()) for one in _all_of(child))]

@@ -84,6 +84,13 @@ class Monitor:
         with self._lock:
             self._start().stop_button.layout.display = "none"
 
+    def close(self) -> None:
+        """Take the live form away, wherever it is shown. The run goes on."""
+        with self._lock:
+            live, self._live = self._live, None
+            if live is not None:
+                live.close()
+
     def html(self) -> str:
         """How the run stands, as static HTML."""
         with self._lock:

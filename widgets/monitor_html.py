@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import html
 import itertools
+from pathlib import PurePath
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 from notebook_launcher.widgets.ansi import on_any_theme, to_html
 from notebook_launcher.widgets.curve_svg import as_image, draw
@@ -170,14 +172,21 @@ def outputs(rows: Sequence[RankRow], log: OutputLog) -> Iterable[str]:
     room = MAX_CHARS // max(1, len(rows))
     for row in rows:
         detail = row.detail if len(row.detail) <= _DETAIL_CHARS else f"{row.detail[:_DETAIL_CHARS]}…"
-        about = f"rank {row.rank}: {row.num_lines:,} lines" + (f", {detail}" if detail else "")
+        lines = f"{row.num_lines:,} line{'s' * (row.num_lines != 1)}"
+        about = f"rank {row.rank}: {lines}" + (f", {detail}" if detail else "")
         opening = f'<details{" open" if row.rank == opened else ""} style="{RULE}">'
-        body = f'<summary style="{_SUMMARY}">{html.escape(about)}</summary>{output(row, log, max_chars=room)}'
+        written = output(row, log, max_chars=room, linked=True)
+        body = f'<summary style="{_SUMMARY}">{html.escape(about)}</summary>{written}'
         yield f"{opening}{body}</details>"
 
 
-def output(row: RankRow, log: OutputLog, *, last: int = LAST_LINES, max_chars: int = MAX_CHARS) -> str:
-    """What a rank has written: its last lines, its bars below them; stderr has a mark at its left."""
+def output(
+    row: RankRow, log: OutputLog, *, last: int = LAST_LINES, max_chars: int = MAX_CHARS, linked: bool = False
+) -> str:
+    """What a rank has written: its last lines, its bars below them; stderr has a mark at its left.
+
+    ``linked``: the log is a link where its path is relative, for an output of the notebook, which knows its folder.
+    """
     lines = _that_fit(log.lines(row.rank, last=last), max_chars)
     num_more = row.num_lines - len(lines)
     notes = []
@@ -189,7 +198,12 @@ def output(row: RankRow, log: OutputLog, *, last: int = LAST_LINES, max_chars: i
     if row.log_path:
         notes.append(f"log: {row.log_path}")
     notes += filter(None, [log.problem(row.rank)])
-    parts = [f'<div style="{DIM}">{html.escape(" · ".join(notes))}</div>'] if notes else []
+    told = html.escape(" · ".join(notes))
+    if linked and row.log_path and not PurePath(row.log_path).is_absolute():
+        path = html.escape(row.log_path)
+        link = f'<a href="{html.escape(quote(PurePath(row.log_path).as_posix()))}" target="_blank">{path}</a>'
+        told = told.replace(f"log: {path}", f"log: {link}", 1)
+    parts = [f'<div style="{DIM}">{told}</div>'] if told else []
     if lines:
         parts.append(f'<div tabindex="0" style="{SCROLL}"><pre style="{LINES}">{_block(lines)}</pre></div>')
     live = log.live(row.rank)

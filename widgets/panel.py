@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+import time
 import traceback
 import uuid
 import weakref
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from notebook_launcher.core.config import LaunchConfig, snapshot
 from notebook_launcher.core.errors import ConfigError, NotebookLauncherError
 from notebook_launcher.widgets import panel_html
+from notebook_launcher.widgets.busy_hint import BusyHint
 from notebook_launcher.widgets.cell import Cell
 from notebook_launcher.widgets.code import config_code, launch_code
 from notebook_launcher.widgets.form_model import FormError, FormModel
@@ -47,6 +50,9 @@ class ShownRun(Protocol):
 
     def html(self) -> str:
         """How the run stands, as static HTML."""
+
+    def close(self) -> None:
+        """Take its live form away."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,6 +113,10 @@ class Panel:
         self._lock = threading.RLock()
         self._places: list[tuple[Cell, str]] = []
         self._stored = ""  # the form as the notebook holds it
+        # JupyterLab says of a widget in a notebook that its author opens again that it is missing, whatever HTML is
+        # stored with it. So the run is stored in an output of its own, which the live panel hides. Where no Jupyter
+        # server has started the kernel, the page is another's, and would show both.
+        self._is_apart = "JPY_SESSION_NAME" in snapshot()
         self._looking: threading.Thread | None = None
 
     # --- showing ------------------------------------------------------------------------------------------------------
@@ -114,6 +124,7 @@ class Panel:
     def _ipython_display_(self) -> None:
         """Put the panel into the cell that is running; where nobody can press anything, as it would be stored."""
         cell = Cell()
+        _close_those_before(cell, self)
         _shown.append(weakref.ref(self))
         if not has_front_end(self._shell):
             self._look_at_devices()
@@ -125,6 +136,9 @@ class Panel:
             name = f"notebook-launcher-{uuid.uuid4().hex}"
             self._start()
             cell.display(self._bundle(), name=name)
+            if self._is_apart:
+                cell.display(self._run_bundle(), name=_of_run(name))
+            self._places = [place for place in self._places if not place[0].is_run_again_by(cell)]
             self._places.append((cell, name))
 
     def __repr__(self) -> str:
@@ -138,15 +152,25 @@ class Panel:
         with self._lock:
             return self._start().box
 
+    def was_in(self, cell: Cell) -> bool:
+        """Whether this is shown nowhere but in an earlier run of ``cell``."""
+        return bool(self._places) and all(place.is_run_again_by(cell) for place, _ in self._places)
+
     def close(self) -> None:
         """Take the panel away. Its run goes on."""
-        with self._lock:
-            if self._view is not None:
-                self._shell.events.unregister("post_run_cell", self._after_cell)
-                self._view.close()
-                self._view = None
+        self._leave()
         if self._looking is not None:
             self._looking.join()
+
+    def _leave(self) -> None:
+        with self._lock:
+            if self._monitor is not None:
+                self._monitor.close()
+            if self._view is not None:
+                self._shell.events.unregister("post_run_cell", self._after_cell)
+                self._busy_hint.close()
+                self._view.close()
+                self._view = None
 
     # --- what a person does -------------------------------------------------------------------------------------------
 
@@ -159,22 +183,27 @@ class Panel:
     def launch(self) -> None:
         """Launch what the form says, unless something in it can't be."""
         with self._lock:
-            chosen = self._model.chosen()
+            if self.run is not None and self.run.status in panel_html.GOING_ON:
+                raise ConfigError("the panel's last run still goes on: stop it, or wait for its end.")
             with told_warnings() as told:
-                run = self._entry_points.launch(chosen)
+                run = self._entry_points.launch(self._model.chosen())
             self.run = run
             name = self._model.kept_as
             if name:
                 self._shell.user_ns[name] = run
             self._model.kept(run)
-            self._monitor = self._entry_points.monitor(run)
+            last, self._monitor = self._monitor, self._entry_points.monitor(run)
             view = self._start()
             view.say("\n".join(told))
             self._monitor.without_stop()
             view.show_run(self._monitor.widget)
+            if last is not None:
+                last.close()
             view.show_state(run.status)
             if not run.show_in(_End(self)):
                 self._ended()
+            elif self._is_apart:
+                self._store_run()  # else a notebook that is saved meanwhile would hold the last run's end
             self._show()
 
     def stop(self) -> None:
@@ -192,15 +221,19 @@ class Panel:
             return launch_code(call, options, kept_as=kept_as), config_code(call, options, kept_as=kept_as)
 
     def save(self, path: str) -> None:
-        """Write the options into a YAML file."""
+        """Write the options into a YAML file. Raises ``ConfigError`` where that can't be, ``FormError`` too."""
         with self._lock:
+            _check_file(path, written=True)
             self._model.config().save(path)
 
-    def load(self, path: str) -> None:
-        """Show the options of a YAML file."""
+    def load(self, path: str) -> list[str]:
+        """Show the options of a YAML file; returns its warnings. Raises ``ConfigError`` where it can't be read."""
         with self._lock:
-            self._model.load(LaunchConfig.load(path))
+            _check_file(path)
+            with told_warnings() as told:
+                self._model.load(LaunchConfig.load(path))
             self._show()
+        return told
 
     # --- inside -------------------------------------------------------------------------------------------------------
 
@@ -210,6 +243,7 @@ class Panel:
 
         if self._view is None:
             self._view = PanelView(self._model, self, self.guarded)
+            self._busy_hint = BusyHint(self._shell, self._view.hint)
             self._shell.events.register("post_run_cell", self._after_cell)
             self._looking = threading.Thread(
                 target=self._look_at_devices, name="notebook-launcher-devices", daemon=True
@@ -275,7 +309,23 @@ class Panel:
     def _ended(self) -> None:
         if self._view is not None and self.run is not None:
             self._view.show_state(self.run.status)
-        self._store()
+        if self._is_apart:
+            self._store_run()
+        else:
+            self._store()
+
+    def _store_run(self) -> None:
+        bundle = self._run_bundle()
+        for cell, name in self._places:
+            if cell.live:
+                cell.update(bundle, name=_of_run(name))
+
+    def _run_bundle(self) -> dict[str, Any]:
+        if self.run is None or self._monitor is None:
+            return {"text/html": panel_html.stored(""), "text/plain": ""}
+        going_on = self.run.status in panel_html.GOING_ON
+        page = panel_html.not_over(self._model.sentence(), time.time()) if going_on else self._monitor.html()
+        return {"text/html": panel_html.stored(page), "text/plain": repr(self.run)}
 
     def _store(self) -> None:
         """Bring what a saved notebook holds up to date; not at every change, since front ends draw the panel anew."""
@@ -286,11 +336,33 @@ class Panel:
 
     def _bundle(self) -> dict[str, Any]:
         self._stored = panel_html.static(self._model)
-        run_html = self._monitor.html() if self._monitor is not None else ""
+        run_html = self._monitor.html() if self._monitor is not None and not self._is_apart else ""
         bundle: dict[str, Any] = {"text/html": self._stored + run_html, "text/plain": repr(self)}
         if self._view is not None:
             bundle[_WIDGET] = {"version_major": 2, "version_minor": 0, "model_id": self._view.box.model_id}
         return bundle
+
+
+def _close_those_before(cell: Cell, shown: Panel) -> None:
+    """Close the panels that ``cell`` has shown when it was run before; else each would go on following the notebook."""
+    known = [(reference, reference()) for reference in _shown]
+    old = [one for _, one in known if one is not None and one is not shown and one.was_in(cell)]
+    _shown[:] = [reference for reference, one in known if one is not None and one not in old]
+    for one in {id(one): one for one in old}.values():
+        one._leave()  # noqa: SLF001 - the same module
+
+
+def _check_file(path: str, *, written: bool = False) -> None:
+    if not path:
+        raise ConfigError("no file is named: write one into the field Config file, such as config.yaml.")
+    place = Path(path)
+    if written and place.is_file() and place.suffix not in {".yaml", ".yml", ".json"}:
+        raise ConfigError(f"{path} is a file of another kind, which would be lost: choose another name.")
+
+
+def _of_run(name: str) -> str:
+    """The name of the output that a panel's run is stored in."""
+    return f"{name}-run"
 
 
 class _End:

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import ipywidgets as widgets  # type: ignore[import-untyped]
 
 from notebook_launcher.widgets.ansi import on_any_theme
+from notebook_launcher.widgets.closing import close_all
 from notebook_launcher.widgets.form import Form, tip
+from notebook_launcher.widgets.panel_html import GOING_ON, STORED_CLASS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -16,13 +18,13 @@ if TYPE_CHECKING:
     from notebook_launcher.widgets.controls import Held
     from notebook_launcher.widgets.form_model import FormModel
 
-_GOING_ON = ("starting", "running", "stopping")
 _CLASS = "notebook-launcher-panel"
 # The arrow of a choice is an image that nobody sees on a dark page; code is read in a font of its own.
 _STYLE = f"""<style>
 .{_CLASS} select {{background-image: none; appearance: auto; -webkit-appearance: auto}}
 [data-jp-theme-light="false"] .{_CLASS} select, .vscode-dark .{_CLASS} select {{color-scheme: dark}}
 .{_CLASS} textarea {{font-family: var(--jp-code-font-family, monospace); font-size: 12px; line-height: 1.4}}
+.jp-OutputArea-child:has(.{_CLASS}) + .jp-OutputArea-child:has(.{STORED_CLASS}) {{display: none}}
 .{_CLASS} :is(button, input, select, textarea):focus-visible {{outline: 2px solid currentColor; outline-offset: 1px}}
 </style>"""
 _BAD = on_any_theme("#c62f2f")
@@ -48,8 +50,8 @@ class Actions(Protocol):
     def save(self, path: str) -> None:
         """Write the options into a file."""
 
-    def load(self, path: str) -> None:
-        """Show the options of a file."""
+    def load(self, path: str) -> list[str]:
+        """Show the options of a file; what is to be said of it."""
 
 
 class PanelView:
@@ -74,6 +76,7 @@ class PanelView:
             layout=widgets.Layout(width="auto", flex="1 1 14em", min_width="10em"),
             **tip(widgets.Text, "YAML file with options, Accelerate's too"),
         )
+        self._hint = widgets.HTML(layout=widgets.Layout(width="100%", display="none"))
         self.message = widgets.HTML(layout=widgets.Layout(width="100%"))
         self.code_texts = [_code_area(name) for name in ("One call", "By a LaunchConfig")]
         self._code_box = widgets.VBox(
@@ -87,6 +90,7 @@ class PanelView:
                 self.form.box,
                 _row(self.launch_button, self.stop_button, self.code_button),
                 _row(self.path, self.save_button, self.load_button),
+                self._hint,
                 self.message,
                 self._code_box,
                 self.run_box,
@@ -106,7 +110,7 @@ class PanelView:
 
     def show_state(self, status: str) -> None:
         """Offer what can be done while the run is ``status``; "" before the first."""
-        going_on = status in _GOING_ON
+        going_on = status in GOING_ON
         if not going_on:
             self._num_stops = 0
         self.launch_button.disabled = going_on
@@ -122,11 +126,15 @@ class PanelView:
         mark = "✗ " if bad else ""
         self.message.value = f'<div role="{role}" style="{style}">{mark}{html.escape(text)}</div>' if text else ""
 
+    def hint(self, text: str) -> None:
+        """Say what a person should know while they wait; "" takes it away."""
+        self._hint.value = f'<div role="status">{_dim(text)}</div>' if text else ""
+        self._hint.layout.display = "" if text else "none"
+
     def close(self) -> None:
         """Close the widgets, but for the run's monitor."""
         self.run_box.children = ()
-        for widget in _all_of(self.box):
-            widget.close()
+        close_all(self.box)
 
     def _button(self, text: str, tooltip: str, act: Callable[[], None], style: str = "") -> widgets.Button:
         button = widgets.Button(
@@ -136,10 +144,14 @@ class PanelView:
         return button
 
     def _launch(self) -> None:
+        if self.launch_button.disabled:  # the second press of a double click, which was on its way
+            return
         self.say("")
         self._actions.launch()
 
     def _stop(self) -> None:
+        if self.stop_button.disabled:
+            return
         self._num_stops += 1
         self._actions.stop()
 
@@ -162,8 +174,8 @@ class PanelView:
         self.say(f"Saved to {self.path.value.strip()}.")
 
     def _load(self) -> None:
-        self._actions.load(self.path.value.strip())
-        self.say(f"Loaded from {self.path.value.strip()}.")
+        told = self._actions.load(self.path.value.strip())
+        self.say("\n".join([f"Loaded from {self.path.value.strip()}.", *told]))
 
 
 def _row(*children: widgets.Widget) -> widgets.HBox:
@@ -179,8 +191,4 @@ def _code_area(label: str) -> widgets.Textarea:
 
 
 def _dim(text: str) -> str:
-    return f'<div style="font-size:12px;opacity:0.8">{html.escape(text)}</div>'
-
-
-def _all_of(box: widgets.Widget) -> list[widgets.Widget]:
-    return [box, *(one for child in getattr(box, "children", ()) for one in _all_of(child))]
+    return f'<div style="font-size:12px;line-height:1.4;opacity:0.8">{html.escape(text)}</div>'

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 _TITLES = ("run", "function", "status", "began", "took", "options", "last metrics")
 _CELL = "padding:2px 8px;text-align:left;vertical-align:top;border:none;background:transparent;font-size:12px"
+_LONG = {"function", "options", "last metrics"}  # are broken anywhere, where the page is narrow; the others nowhere
+_TABLE = f"width:100%;border-collapse:collapse;table-layout:auto;{RULE}"
 _NONE = "no run yet in this kernel"
 
 
@@ -26,18 +28,22 @@ def run_table(runs: Sequence[RunFacts]) -> str:
     """The runs as HTML, the latest at the top."""
     if not runs:
         return f'<div style="{DIM}">{_NONE}</div>'
-    head = "".join(f'<th scope="col" style="{_CELL};font-weight:bold">{title}</th>' for title in _TITLES)
+    head = "".join(
+        f'<th scope="col" style="{_CELL};font-weight:bold;white-space:nowrap">{title}</th>' for title in _TITLES
+    )
     lines = []
     for run in reversed(runs):
         cells = [html.escape(text) for text in _texts(run)]
         cells[2] = state_html(state_of(run.status))
         if run.status == "failed":
-            cells[2] += f'<div style="{DIM}">{html.escape(run.summary)}</div>'
-        cells[4] = f'<span style="white-space:nowrap">{cells[4]}</span>'
-        row = "".join(f'<td style="{_CELL}">{cell}</td>' for cell in cells)
+            cells[5] += f'<div style="{DIM}">{html.escape(run.summary)}</div>'
+        row = "".join(
+            f'<td style="{_CELL};{"overflow-wrap:anywhere" if title in _LONG else "white-space:nowrap"}">{cell}</td>'
+            for title, cell in zip(_TITLES, cells, strict=True)
+        )
         lines.append(f'<tr style="background:transparent">{row}</tr>')
     return (
-        f'<table style="width:100%;border-collapse:collapse;{RULE}"><thead><tr style="background:transparent">{head}'
+        f'<table style="{_TABLE}"><thead><tr style="background:transparent">{head}'
         f"</tr></thead><tbody>{''.join(lines)}</tbody></table>"
     )
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from notebook_launcher.core.launch_config import LaunchConfig, field_rows
     from notebook_launcher.core.world import World
 
-__all__ = ["LaunchConfig", "field_rows", "snapshot", "world"]
+__all__ = ["LaunchConfig", "field_rows", "set_default", "snapshot", "world"]
 
 _read: tuple[dict[Any, Any], dict[str, str]] = {}, {}
 
@@ -40,6 +40,11 @@ def world(environment: Mapping[str, str] | None = None) -> World:
     ``environment`` stands in for ``os.environ``. Raises ``ConfigError`` where the variables contradict one another.
     """
     return read_world(os.environ if environment is None else environment)
+
+
+def set_default(variable: str, text: str) -> None:
+    """Give a library a variable that it insists on, unless somebody has set it."""
+    os.environ.setdefault(variable, text)
 
 
 def __getattr__(name: str) -> Any:

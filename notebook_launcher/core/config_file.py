@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from notebook_launcher.core import parallelism
 from notebook_launcher.core.errors import ConfigError
 from notebook_launcher.core.notices import warn
 from notebook_launcher.core.registry import unknown_name
@@ -63,11 +64,10 @@ _NOTHING_ASKED: dict[str, tuple[Any, ...]] = {
     "tpu_use_sudo": _NO,
     **dict.fromkeys(("command_file", "commands", "tpu_env", "tpu_name", "tpu_vm", "tpu_zone"), (*_NONE, [""])),
     **dict.fromkeys(("fp8_config", "ipex_config", "megatron_lm_config", "mpirun_config"), _NONE),
-    "parallelism_config": _NONE,
     "dynamo_config": (*_NONE, *({"dynamo_backend": name} for name in ("NO", "no", None))),
 }
 # Whatever they hold: a strategy reads its own section, the launch names the function, the main machine has an address.
-_SILENT = ("deepspeed_config", "fsdp_config", "main_training_function", "same_network")
+_SILENT = ("deepspeed_config", "fsdp_config", "main_training_function", "parallelism_config", "same_network")
 
 _HEAD_SECTION = "# Accelerate refuses this file: it has no keys for the options in the section notebook_launcher.\n"
 _HEAD_AUTO = "# Accelerate has no word for device 'auto' and would start one process from this file.\n"
@@ -151,6 +151,8 @@ def _parsed(where: str) -> dict[str, Any]:
 def _options(keys: Mapping[str, Any], where: str) -> dict[str, Any]:
     extra = {name: value for name, value in keys.items() if name not in _TRANSLATED}
     device, strategy = _device_and_strategy(keys, where)
+    if strategy == "ddp" and parallelism.sizes(keys.get(parallelism.SECTION)):
+        strategy = None  # several devices is all that Accelerate's word says; the sizes say how they are used
     options = {
         "device": device,
         "strategy": strategy,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
+from notebook_launcher.core import parallelism
 from notebook_launcher.core.errors import ConfigError
 from notebook_launcher.core.world import World
 
@@ -44,6 +45,8 @@ def _choices(environment: Mapping[str, str]) -> dict[str, Any]:
         "device": device.lower() or None,
         "mixed_precision": environment.get("ACCELERATE_MIXED_PRECISION", "").lower() or None,
         "strategy": strategy or None,
+        "strategy_config": environment.get("NOTEBOOK_LAUNCHER_STRATEGY_CONFIG") or None,
+        "parallelism_config": parallelism.of_environment(environment),
         "gradient_accumulation_steps": _number(environment, "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"),
         "seed": _number(environment, "NOTEBOOK_LAUNCHER_SEED"),
         "num_threads": int(threads) if threads.strip().isdecimal() else None,

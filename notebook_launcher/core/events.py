@@ -56,6 +56,18 @@ class Metric:
 
 
 @dataclasses.dataclass(frozen=True)
+class Metrics:
+    """Several of them, of the same names, in the order in which they were logged: a list for each, as in a table.
+
+    Who logs by the hundred a second sends these.
+    """
+
+    columns: dict[str, list[Any]]
+    steps: list[int | None]
+    times_s: list[float]
+
+
+@dataclasses.dataclass(frozen=True)
 class Steps:
     """How far a loop has come, from ``Accelerator.progress``."""
 
@@ -132,7 +144,20 @@ class DeviceRow:
     no_peers: tuple[tuple[int, int], ...] = ()  # pairs of devices that can't read each other's memory
 
 
-Event = Started | Output | Display | Metric | Steps | DeviceMemory | Interrupted | Where | Finished | Failed | Devices
+Event = (
+    Started
+    | Output
+    | Display
+    | Metric
+    | Metrics
+    | Steps
+    | DeviceMemory
+    | Interrupted
+    | Where
+    | Finished
+    | Failed
+    | Devices
+)
 
 # --- commands, launcher to worker -----------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 
-from notebook_launcher.core import config_file
+from notebook_launcher.core import config_file, parallelism
 from notebook_launcher.core.config import snapshot
 from notebook_launcher.core.errors import ConfigError
 from notebook_launcher.core.notices import warn
@@ -299,6 +299,9 @@ def _contradictions(config: LaunchConfig) -> Iterator[_Contradiction]:
             "takes one process. Use num_processes=1, or device='cpu' for several.",
             ("num_processes", "device"),
         )
+    mesh = parallelism.refuse(config.strategy, parallelism.sizes(config.extra.get(parallelism.SECTION)), None)
+    if mesh:
+        yield _Contradiction(mesh, ("strategy", "extra"))
     yield from _device_contradictions(config)
     yield from _machine_contradictions(config)
     yield from _name_contradictions(config)

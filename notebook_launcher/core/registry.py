@@ -22,7 +22,8 @@ def unknown_name(kind: str, name: object, known: Iterable[str]) -> ConfigError:
 
 def nearest(name: object, known: Iterable[str]) -> str:
     """The known name that ``name`` is most like, "" where it is like none."""
-    return next(iter(difflib.get_close_matches(str(name), sorted(known), n=1)), "")
+    by_lower = {one.lower(): one for one in sorted(known)}
+    return by_lower.get(next(iter(difflib.get_close_matches(str(name).lower(), by_lower, n=1)), ""), "")
 
 
 class Registry:

@@ -24,6 +24,8 @@ class World:
     device: str = "auto"
     mixed_precision: str | None = None  # None: nobody said; the function decides
     strategy: str | None = None
+    strategy_config: str | None = None  # the strategy's own section of a configuration file, as JSON
+    parallelism_config: str | None = None  # sizes of a mesh, as JSON
     gradient_accumulation_steps: int | None = None
     seed: int | None = None
     num_threads: int | None = None
@@ -47,6 +49,8 @@ class World:
             "NOTEBOOK_LAUNCHER_DEVICE": self.device,
             "NOTEBOOK_LAUNCHER_NUM_MACHINES": self.num_machines,
             "NOTEBOOK_LAUNCHER_STRATEGY": self.strategy,
+            "NOTEBOOK_LAUNCHER_STRATEGY_CONFIG": self.strategy_config,
+            "NOTEBOOK_LAUNCHER_PARALLELISM_CONFIG": self.parallelism_config,
             "NOTEBOOK_LAUNCHER_SEED": self.seed,
             "ACCELERATE_MIXED_PRECISION": self.mixed_precision,
             "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": self.gradient_accumulation_steps,

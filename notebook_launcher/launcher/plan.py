@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
+import json
+import sys
 from typing import TYPE_CHECKING
 
+from notebook_launcher.core import parallelism
 from notebook_launcher.core.config import snapshot
 from notebook_launcher.core.cores import num_cores
 from notebook_launcher.core.errors import ConfigError
 from notebook_launcher.core.precisions import refusals
 from notebook_launcher.core.registry import unknown_name
-from notebook_launcher.core.strategies import DEVICE_OF, IN_ONE_PROCESS, STRATEGIES
+from notebook_launcher.core.strategies import (
+    DEVICE_OF,
+    IN_ONE_PROCESS,
+    ON_DEVICE,
+    PACKAGES,
+    STRATEGIES,
+    WITHOUT_ACCUMULATION,
+)
 from notebook_launcher.core.world import World
 from notebook_launcher.launcher.device_choice import narrowed, numbers, peer_settings, visibility
 from notebook_launcher.launcher.engines import ENGINE_OF, ENGINES
@@ -32,8 +43,16 @@ _DEFAULTS = {  # variables, where nobody has said otherwise
 _VISIBLE = {"cuda": ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"), "xpu": ("ZE_AFFINITY_MASK",)}
 _WHOLE = ("tpu",)  # kinds of which a launch has one device or all
 _ALONE = ("mps",)  # kinds for one process
+_STRATEGIES = {  # as people write them, where that is not the option's value
+    "ddp": "DDP",
+    "fsdp": "FSDP",
+    "deepspeed": "DeepSpeed",
+    "tp": "tensor parallel",
+    "pp": "pipeline parallel",
+}
 DEFAULT_ON_CPU = 2
 _MAX_RANKS_PER_CORE = 32  # on the CPU; more is a slip of the finger
+_WITH_SECTION = ("fsdp", "deepspeed")  # strategies that a section of a configuration file is for
 _NAMED_ONLY = ("env", "extra")  # options whose values may be secrets, or long
 
 
@@ -223,12 +242,43 @@ def _check_strategy(config: LaunchConfig, device: str, num_local: int) -> None:
             f"strategy={config.strategy!r} is for device={wanted!r}, and the device is {device!r}. Use another "
             f"strategy, or device={wanted!r}."
         )
+    known, name = ON_DEVICE.get(device), _strategy(config)
+    if known and name not in {None, *known}:
+        raise ConfigError(
+            f"strategy={name!r} is not there for device={device!r}, which has {', '.join(known)}. Use one of them, or "
+            "another device."
+        )
     world_size = num_local * config.num_machines
     if config.strategy == "single" and world_size > 1:
         raise ConfigError(
             f"strategy='single' with {world_size} processes would train {world_size} models apart. "
             "Use num_processes=1, or strategy='ddp' to train one together."
         )
+    mesh = parallelism.refuse(config.strategy, _mesh(config), world_size)
+    if mesh:
+        raise ConfigError(mesh)
+    num_steps = config.gradient_accumulation_steps or 1
+    if num_steps > 1 and name in WITHOUT_ACCUMULATION and world_size > 1:
+        raise ConfigError(
+            f"strategy={name!r} can't be together with gradient_accumulation_steps={num_steps}: "
+            f"{WITHOUT_ACCUMULATION[name]}. Leave it at 1, and give larger batches and more microbatches."
+        )
+    package = PACKAGES.get(config.strategy or "")
+    module = (package or "").partition(">")[0]
+    if package and importlib.util.find_spec(module) is None:
+        raise ConfigError(
+            f"strategy={config.strategy!r} needs the package {module}, which is not installed; it comes with the extra "
+            f"{config.strategy}, pip install 'notebook-launcher[{config.strategy}]', or by itself: {sys.executable} -m "
+            f"pip install '{package}'"
+        )
+
+
+def _mesh(config: LaunchConfig) -> dict[str, int]:
+    return parallelism.sizes(config.extra.get(parallelism.SECTION))
+
+
+def _strategy(config: LaunchConfig) -> str | None:
+    return parallelism.strategy_of(_mesh(config), config.strategy)
 
 
 def _num_threads(environment: Mapping[str, str], num_local: int) -> int:
@@ -238,6 +288,8 @@ def _num_threads(environment: Mapping[str, str], num_local: int) -> int:
 
 
 def _worlds(config: LaunchConfig, device: str, num_local: int, environment: Mapping[str, str]) -> tuple[World, ...]:
+    section = config.extra.get(f"{config.strategy}_config")
+    mesh = _mesh(config)
     return tuple(
         World(
             rank=config.machine_rank * num_local + local_rank,
@@ -251,6 +303,8 @@ def _worlds(config: LaunchConfig, device: str, num_local: int, environment: Mapp
             device=device,
             mixed_precision=config.mixed_precision,
             strategy=config.strategy,
+            strategy_config=json.dumps(section) if section else None,
+            parallelism_config=json.dumps(mesh) if mesh else None,
             gradient_accumulation_steps=config.gradient_accumulation_steps,
             seed=config.seed,
             num_threads=_num_threads(environment, num_local),
@@ -263,8 +317,8 @@ def _worlds(config: LaunchConfig, device: str, num_local: int, environment: Mapp
 def _headline(config: LaunchConfig, device: str, world_size: int) -> str:
     processes = f"{world_size} process" + ("es" if world_size > 1 else "")
     precision = config.mixed_precision if config.mixed_precision not in (None, "no") else "fp32"
-    strategy = config.strategy or ("ddp" if world_size > 1 else "single")
-    parts = [processes, f"{_NAMES[device]} ({_BACKENDS[device]})", precision, strategy]
+    strategy = _strategy(config) or ("ddp" if world_size > 1 else "single")
+    parts = [processes, f"{_NAMES[device]} ({_BACKENDS[device]})", precision, _STRATEGIES.get(strategy, strategy)]
     if config.gradient_accumulation_steps and config.gradient_accumulation_steps > 1:
         parts.append(f"accumulation {config.gradient_accumulation_steps}")
     if config.num_machines > 1:
@@ -274,7 +328,12 @@ def _headline(config: LaunchConfig, device: str, world_size: int) -> str:
 
 def _notes(config: LaunchConfig) -> tuple[str, ...]:
     told = [f"{text} from {config.sources[name]}" for name, text in chosen_options(config).items()]
-    return (f"options: {', '.join(told)}",) if told else ()
+    idle = [
+        f"{name}_config has no effect: it is for strategy={name!r}, and this is {config.strategy or 'open'!r}"
+        for name in _WITH_SECTION
+        if config.extra.get(f"{name}_config") and name != config.strategy
+    ]
+    return (*([f"options: {', '.join(told)}"] if told else []), *idle)
 
 
 def chosen_options(config: LaunchConfig) -> dict[str, str]:

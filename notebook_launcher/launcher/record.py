@@ -10,11 +10,12 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.launcher.memory import MemoryMeter
+from notebook_launcher.launcher.metric_rows import MetricRows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from notebook_launcher.core.events import DeviceMemory, Finished, Metric, Started, Steps
+    from notebook_launcher.core.events import DeviceMemory, Finished, Metrics, Started, Steps
     from notebook_launcher.launcher.output import OutputLog
     from notebook_launcher.launcher.state import RunState
 
@@ -36,7 +37,7 @@ class Record:
         self.hosts: dict[int, str] = {}
         self.pids: dict[int, int] = {}
         self.finished: dict[int, Finished] = {}
-        self.metrics: list[dict[str, Any]] = []
+        self.metrics = MetricRows()
         self.last_values: dict[str, Any] = {}  # of each metric
         self.steps: dict[int, list[Steps]] = {}  # how far each rank's loops have come, the outermost first
         self.device_memory: dict[int, DeviceMemory] = {}
@@ -62,10 +63,10 @@ class Record:
         self.hosts[rank], self.pids[rank] = event.host, event.pid
         self.changed = True
 
-    def metric(self, rank: int, event: Metric) -> None:
-        """A rank logged values: one row, as a table of them would have it."""
-        self.metrics.append({"rank": rank, "step": event.step, "time_s": event.time_s, **event.values})
-        self.last_values.update(event.values)
+    def add_metrics(self, rank: int, event: Metrics) -> None:
+        """A rank logged values."""
+        self.metrics.add(rank, event)
+        self.last_values.update({name: values[-1] for name, values in event.columns.items()})
         self.changed = True
 
     def came(self, rank: int, event: Steps) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from notebook_launcher.core.registry import Registry
 
 if TYPE_CHECKING:
     from notebook_launcher.core.events import DeviceMemory, Display, Steps
+    from notebook_launcher.launcher.metric_rows import MetricRows
     from notebook_launcher.launcher.output import OutputLog
     from notebook_launcher.launcher.state import RunState
 
@@ -33,7 +34,7 @@ class RunView(Protocol):
     error: str  # of a run that failed, what the notebook shows of the error; else ""
     num_ranks: int
     state: RunState | None  # of each rank; None before there are workers
-    metrics: list[dict[str, Any]]  # rows, which only ever get more: rank, step, time_s and the values
+    metrics: MetricRows  # which only ever get more
     steps: dict[int, list[Steps]]  # how far each rank's loops have come, the outermost first
     device_memory: dict[int, DeviceMemory]
     pids: dict[int, int]

@@ -28,8 +28,9 @@ _IDLE_S = 0.25  # the longest wait; deadlines of seconds need no finer clock
 _OPENING_S = 5.0  # the longest wait for sinks to open
 _LADDER_S = 0.05  # the wait while a ladder is being climbed
 _READ_BYTES = 1 << 20  # more than a pipe holds, so one read takes all that is there
-_BREATH_S = 0.005
+_BREATH_S = 0.01
 _LOOKS, _LOOKS_S = 20, 0.1  # who is woken more often than that takes a breath between two looks
+_LOOKS_TAKING_BREATHS = 5
 _MUCH_BYTES, _MANY_EVENTS = 16 << 10, 50  # found in one look: a rank may be waiting for us to read on
 _MAX_EVENTS = 200  # of one rank at a time: one that never stops reporting must not keep us from the others
 _MESSAGES: dict[Act, events.Command] = {
@@ -69,13 +70,14 @@ class Supervisor:
         self._unread: set[int] = set()  # ranks whose channels may hold more than was read at a time
         self._next_paint_s = 0.0
         self._next_look_s = 0.0
-        self._looks_since_s, self._num_looks = 0.0, 0
+        self._looks_since_s, self._num_looks, self._is_busy = 0.0, 0, False
         self._behind = False  # whether this look has found much
         self._on_event: dict[type, Callable[[int, Any], list[Action]]] = {
             events.Started: self._started,
             events.Output: lambda rank, event: self._output(rank, event.stream, event.data),
             events.Display: self._display,
             events.Metric: self._metric,
+            events.Metrics: self._metrics,
             events.Steps: self._steps,
             events.DeviceMemory: self._device_memory,
             events.Interrupted: self._heard,
@@ -142,9 +144,12 @@ class Supervisor:
     def _breathe(self, now_s: float) -> None:
         """Where small things come by the thousand a second, let some gather: it is the looks that cost the kernel."""
         if now_s - self._looks_since_s > _LOOKS_S:
+            # Who takes breaths has fewer looks, and goes on so until there is little to see.
+            self._is_busy = self._num_looks > (_LOOKS_TAKING_BREATHS if self._is_busy else _LOOKS)
             self._looks_since_s, self._num_looks = now_s, 0
         self._num_looks += 1
-        if self._num_looks > _LOOKS and not self._behind and not self._unread:
+        is_ending = self.state.reason or self._record.finished
+        if self._is_busy and not self._behind and not self._unread and not is_ending:
             time.sleep(_BREATH_S)
         self._behind = False
 
@@ -249,7 +254,12 @@ class Supervisor:
         return []
 
     def _metric(self, rank: int, event: events.Metric) -> list[Action]:
-        self._record.metric(rank, event)
+        one = {name: [value] for name, value in event.values.items()}
+        self._record.add_metrics(rank, events.Metrics(one, [event.step], [event.time_s]))
+        return []
+
+    def _metrics(self, rank: int, event: events.Metrics) -> list[Action]:
+        self._record.add_metrics(rank, event)
         return []
 
     def _steps(self, rank: int, event: events.Steps) -> list[Action]:

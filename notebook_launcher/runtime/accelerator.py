@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import time
 from typing import TYPE_CHECKING, Any, TypeVar, overload
@@ -33,6 +34,7 @@ from notebook_launcher.runtime.checkpoint import Checkpoints
 from notebook_launcher.runtime.groups import Groups
 from notebook_launcher.runtime.identity import Identity
 from notebook_launcher.runtime.loops import Loops
+from notebook_launcher.runtime.pipelining import Pipelining
 from notebook_launcher.runtime.saving import Saving
 from notebook_launcher.runtime.trackers import Trackers, plain
 
@@ -54,7 +56,7 @@ _E = TypeVar("_E")
 _M = TypeVar("_M", bound=nn.Module)
 
 
-class Accelerator(Identity, Saving):
+class Accelerator(Identity, Pipelining, Saving):
     """Makes one training loop run on any number of processes, on any device, in any precision.
 
     ::
@@ -94,6 +96,7 @@ class Accelerator(Identity, Saving):
         parallelism_config: Any = None,
         *,
         scheduler_steps_per_process: bool = False,
+        pipeline_plugin: Any = None,
     ) -> None:
         """Take this process's place in its run; several of them share one process group.
 
@@ -107,9 +110,6 @@ class Accelerator(Identity, Saving):
         Raises ``ConfigError`` for an argument that contradicts the launch or another argument, that the device can't
         do, or that is not supported yet.
         """
-        options.refuse_unsupported(
-            deepspeed_plugin=deepspeed_plugin, fsdp_plugin=fsdp_plugin, parallelism_config=parallelism_config
-        )
         keywords = plugins.Keywords(kwargs_handlers)
         plugin = options.of_type(
             "gradient_accumulation_plugin", gradient_accumulation_plugin, plugins.GradientAccumulationPlugin
@@ -119,13 +119,16 @@ class Accelerator(Identity, Saving):
         self._profiling = keywords[plugins.ProfileKwargs]
         self._dynamo_backend = options.dynamo_backend(dynamo_backend)
         self.project_configuration = options.project(project_config, project_dir)
-        world = config.world()
+        given = {"deepspeed_plugin": deepspeed_plugin, "fsdp_plugin": fsdp_plugin, "pipeline_plugin": pipeline_plugin}
+        world = options.with_plugins(config.world(), keywords, **given, parallelism_config=parallelism_config)
         precision_name = options.mixed_precision(mixed_precision, world)
         num_steps = options.gradient_accumulation_steps(gradient_accumulation_steps, plugin, world)
+        world = dataclasses.replace(world, gradient_accumulation_steps=num_steps)
         place = process.place(world, cpu=cpu)
         self._precision = precision.choose(precision_name, place.backend, place.why_device, keywords)
         self._process = process.join(place, keywords[plugins.InitProcessGroupKwargs])
-        self._strategy = strategies.create(world.strategy, self._process, keywords)
+        self._strategy = strategies.create(world.strategy, self._process, keywords, self._data_options)
+        self._pipelining = keywords[plugins.PipelineParallelPlugin]
         self._backward = self._strategy.backward
         self._accumulation = Accumulation(
             num_steps,
@@ -159,6 +162,11 @@ class Accelerator(Identity, Saving):
         states.remember(self)
 
     # --- facts -------------------------------------------------------------------------------------------------------
+
+    @property
+    def _data_process(self) -> process.Process:
+        """The process as one of those that share the data."""
+        return self._strategy.data_process
 
     @property
     def mixed_precision(self) -> str:
@@ -260,11 +268,12 @@ class Accelerator(Identity, Saving):
         return self._trackers.get(name, unwrap=unwrap)
 
     def end_training(self) -> None:
-        """Close the trackers' runs. A launch does it at its end too, also after an error.
+        """Close the trackers' runs, and wait for a save in the background. A launch does both at its end too.
 
         The process group stays: other accelerators of this process use it.
         """
         self._trackers.end()
+        self._checkpoints.wait()
 
     # --- preparing ---------------------------------------------------------------------------------------------------
 
@@ -334,8 +343,7 @@ class Accelerator(Identity, Saving):
                 return prepared  # type: ignore[no-any-return]
         self._precision.check(model)
         if self.device_placement if device_placement is None else device_placement:
-            move: Any = self._process.backend.move
-            model = model.to(self.device) if move is None else move(model)
+            model = (self._process.backend.moved if evaluation_mode else self._strategy.place)(model)
         seen = models.autocast_view(model, self._precision)
         prepared = seen if evaluation_mode else self._strategy.wrap(seen)
         if self._dynamo_backend and models.compiled_from(prepared) is prepared:
@@ -356,6 +364,7 @@ class Accelerator(Identity, Saving):
         if isinstance(optimizer, optim.PreparedOptimizer):
             optimizer = optimizer.optimizer
         prepared = optim.PreparedOptimizer(optimizer, self._accumulation, self._strategy.step)
+        self._strategy.pair(optimizer)
         self._optimizers.append(prepared)
         self._groups.link()
         return prepared
@@ -366,15 +375,16 @@ class Accelerator(Identity, Saving):
             if scheduler is prepared or scheduler is prepared.scheduler:
                 return prepared
         per_process = self._scheduler_steps_per_process and not self.split_batches
+        num_repeats = self._data_process.num_processes if per_process else 1
         if not self._schedulers and self.use_distributed and self.is_main_process:
-            rule = f"{self.num_processes} times, once a process," if per_process else "once, not once a process,"
+            rule = f"{num_repeats} times, once a process," if per_process else "once, not once a process,"
             _logger.warning("Schedulers step %s at each optimizer step (scheduler_steps_per_process).", rule)
         prepared = optim.PreparedScheduler(
             scheduler,
             self._accumulation,
             optim.owner_of(scheduler, self._optimizers),
             with_optimizer=self._step_scheduler_with_optimizer,
-            num_repeats=self.num_processes if per_process else 1,
+            num_repeats=num_repeats,
         )
         self._schedulers.append(prepared)
         return prepared
@@ -387,7 +397,7 @@ class Accelerator(Identity, Saving):
         """This process's share of ``data_loader``, its batches on ``device``."""
         place = self.device_placement if device_placement is None else device_placement
         prepared = data.prepare(
-            data_loader, self._process, self._progress, self._data_options, place=place, rng_types=self._rng_types
+            data_loader, self._data_process, self._progress, self._data_options, place=place, rng_types=self._rng_types
         )
         if not any(prepared.is_twin_of(other) for other in self._loaders):
             self._loaders.append(prepared)
@@ -418,6 +428,8 @@ class Accelerator(Identity, Saving):
         self._schedulers.clear()
         self._loaders.clear()
         self._groups.forget()
+        self._strategy.forget()
+        self._checkpoints.forget()
         memory.release(self.device)
         return [None] * len(objects)
 
@@ -468,7 +480,7 @@ class Accelerator(Identity, Saving):
         if not window.sync and not self._accumulation.entered:
             self._accumulation.end_if_left()
         if num_items is not None or window.items is not None:
-            loss = weighting.weigh(loss, num_items, self._accumulation, self.num_processes)
+            loss = weighting.weigh(loss, num_items, self._accumulation, self._data_process)
         elif window.divisor != 1:
             loss = loss / window.divisor
         window.is_pending = window.has_run = True
@@ -515,7 +527,7 @@ class Accelerator(Identity, Saving):
         parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
         if self._accumulation.current.sync:
             self.unscale_gradients(optim.holders_of(parameters, self._optimizers))
-            nn.utils.clip_grad_value_(parameters, clip_value)
+            self._strategy.clip_value(parameters, clip_value)
 
     def autocast(
         self, autocast_handler: plugins.AutocastKwargs | None = None
@@ -584,5 +596,5 @@ class Accelerator(Identity, Saving):
         in another dim.
         """
         return gather.gather_samples(
-            input_data, self._progress.latest, self._process.rank, as_objects=use_gather_object
+            input_data, self._progress.latest, self._data_process, as_objects=use_gather_object
         )

@@ -60,19 +60,19 @@ def check(call: str, tree: Any = None) -> None:
             _refuse_differences(calls)
 
 
-def alike(thing: object) -> bool:
+def alike(thing: object, group: dist.ProcessGroup | None = None) -> bool:
     """Whether all ranks' things have the same ``repr``; one small exchange, whatever their size."""
     number = int.from_bytes(hashlib.blake2b(repr(thing).encode(), digest_size=7).digest(), "big")
-    highest, lowest = largest(number, -number)
+    highest, lowest = largest(number, -number, group=group)
     return highest == -lowest
 
 
-def largest(*numbers: int) -> list[int]:
-    """The largest of each number over all ranks."""
+def largest(*numbers: int, group: dist.ProcessGroup | None = None) -> list[int]:
+    """The largest of each number over all ranks, or those of ``group``."""
     on_cpu = "cpu:" in dist.get_backend_config()  # where nobody has to wait for the device
     device = torch.device("cpu") if on_cpu else torch.accelerator.current_accelerator()
     found = torch.tensor(numbers, dtype=torch.int64, device=device)
-    dist.all_reduce(found, op=dist.ReduceOp.MAX)
+    dist.all_reduce(found, dist.ReduceOp.MAX, group)
     return found.tolist()
 
 

@@ -3,7 +3,8 @@
 ::
 
     checkpoint.json        what is here, and each file's size and crc32: written last
-    model.safetensors      (model_1 ...)  optimizer.bin  scheduler.bin  scaler.pt  custom_checkpoint_0.pkl
+    model.safetensors      (model_1 ...)  optimizer.safetensors  or parts, as ``shards`` says
+    optimizer.bin          the groups' options  scheduler.bin  scaler.pt  custom_checkpoint_0.pkl
     random_states_0.pkl    every rank's random numbers
     loaders_0.bin          every rank's places in its loaders
 
@@ -13,17 +14,19 @@ Rank 0 writes them, with ``save_on_each_node`` the first rank of each machine, f
 from __future__ import annotations
 
 import collections
+import contextlib
+import copy
 import dataclasses
 import functools
 import pickle
-import re
 import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from notebook_launcher.core import notices
+from notebook_launcher.core import endings, notices
 from notebook_launcher.core.errors import CheckpointError, ConfigError
-from notebook_launcher.runtime import gather, randomness, storage
+from notebook_launcher.runtime import folders, randomness, staging, storage
+from notebook_launcher.runtime.together import together
 
 if TYPE_CHECKING:
     import os
@@ -42,7 +45,15 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 _RANDOM = "random_states_"
-_NUMBERED = re.compile(r"checkpoint_(\d+)")
+
+
+@dataclasses.dataclass
+class _Found:
+    """What was read of a checkpoint."""
+
+    acts: list[Callable[[], object]] = dataclasses.field(default_factory=list)  # they put it in its place
+    registered: list[Any] = dataclasses.field(default_factory=list)  # the states of what was registered
+    lost: list[str] = dataclasses.field(default_factory=list)  # what can't be kept
 
 
 @dataclasses.dataclass
@@ -62,6 +73,8 @@ class Checkpoints:
     registered: list[Any] = dataclasses.field(default_factory=list)
     save_hooks: dict[int, Callable[..., object]] = dataclasses.field(default_factory=collections.OrderedDict)
     load_hooks: dict[int, Callable[..., object]] = dataclasses.field(default_factory=collections.OrderedDict)
+    _pending: staging.Background | None = None  # the latest save in the background
+    _memory: staging.Memory | None = None
 
     @property
     def writes(self) -> bool:
@@ -82,28 +95,74 @@ class Checkpoints:
 
     # --- saving ------------------------------------------------------------------------------------------------------
 
-    def save(self, output_dir: str | os.PathLike[str] | None, *, safe: bool) -> str:
+    def save(
+        self, output_dir: str | os.PathLike[str] | None, *, safe: bool, sharded: bool | None, in_background: bool
+    ) -> str:
         """Write a checkpoint, and return its folder; ``CheckpointError`` on every rank where one could not."""
         self._refuse_no_folder("save_state", output_dir)
+        self.wait("save_state")
         if self.process.rank == 0 and any(group.is_unfinished for group in self.groups.values()):
             notices.warn(
                 "save_state was called within an accumulation group, and the gradients collected so far are not saved: "
                 "a run that resumes begins a new group there. Call it where accelerator.sync_gradients is True."
             )
-        told = _together("save_state", lambda: (self._new_folder(output_dir), self._of_this_rank(), uuid.uuid4().hex))
+        told = together("save_state", lambda: (self._new_folder(output_dir), self._of_this_rank(), uuid.uuid4().hex))
         (folder, _, name), ranks = told[0], [state for _, state, _ in told]
-        draft = storage.Draft(folder, writes=self.writes)
+        if in_background:
+            self._memory = self._memory or staging.Memory()
+            self._memory.reset()
+        memory = self._memory if in_background else None
+        draft = storage.Draft(folder, writes=self.writes, sharded=sharded, memory=memory)
+        begun = staging.Background(draft, self.process.rank)
+
+        def write() -> tuple[int, staging.Files]:
+            num_models = self._write(draft, ranks, safe=safe)
+            begun.claim()
+            return num_models, draft.files
+
         try:
-            _together("save_state", lambda: draft.begin() if draft.writes else None)
-            num_models = _together("save_state", lambda: self._write(draft, ranks, safe=safe))[0]
-            _together("save_state", lambda: self._commit(draft, num_models, name) if draft.writes else None)
+            together("save_state", lambda: draft.begin() if draft.writes else None)
+            written = together("save_state", write)
+            commit = functools.partial(self._commit, draft, self._facts(folder, written[0][0], name))
+            if in_background:
+                self._pending = begun
+                endings.register(self._at_end)
+                begun.start(commit)
+            else:
+                files = dict(item for _, files in written for item in files.items())
+                together("save_state", lambda: commit(files) if draft.writes else None)
         except CheckpointError:
+            begun.give_up()
             if draft.writes:
                 draft.discard()
             raise
         if output_dir is None:
-            self.project.iteration = _number(folder) + 1
+            self.project.iteration = folders.number(folder) + 1
         return str(folder)
+
+    def wait(self, call: str | None = None) -> None:
+        """Wait for a save in the background; ``CheckpointError`` where this rank couldn't.
+
+        With ``call``, which every rank makes, every rank raises it.
+        """
+        endings.unregister(self._at_end)
+        if self._pending is None:
+            return
+        if call is None:
+            self._pending.result()
+            return
+        pending = self._pending
+        try:
+            together(call, pending.result)
+        finally:
+            self._pending = pending if pending.is_running else None  # whoever waits may be interrupted
+
+    def _at_end(self, failed: bool) -> None:  # noqa: ARG002, FBT001 - core.endings calls it
+        self.wait()
+
+    def forget(self) -> None:
+        """Give back the memory of saves in the background, when the latest is done with it."""
+        self._memory = None
 
     def _refuse_no_folder(self, call: str, folder: object) -> None:
         if folder is None and not self.project.automatic_checkpoint_naming:
@@ -119,17 +178,11 @@ class Checkpoints:
             if folder == folder.parent:
                 raise ConfigError(f"{output_dir} can't be replaced as a whole; name a folder in it")
             return folder
-        taken = [_number(folder) + 1 for folder in self._numbered()]
+        taken = [folders.number(folder) + 1 for folder in folders.numbered(self._home())]
         return self._home() / f"checkpoint_{max([self.project.iteration, *taken])}"
 
     def _home(self) -> Path:
         return (Path(self.project.project_dir or ".") / "checkpoints").resolve()
-
-    def _numbered(self) -> list[Path]:
-        """The folders of automatic naming, oldest first."""
-        home = self._home()
-        found = [path for path in home.iterdir() if _NUMBERED.fullmatch(path.name)] if home.is_dir() else []
-        return sorted(found, key=_number)
 
     def _of_this_rank(self) -> bytes:
         """Pickled here, where an error can be told to the other ranks."""
@@ -164,25 +217,27 @@ class Checkpoints:
                 draft.objects(f"loaders_{rank}.bin", places)
         return len(models)
 
-    def _commit(self, draft: storage.Draft, num_models: int, name: str) -> None:
-        project, home = self.project, self._home()
-        is_numbered = draft.folder.parent == home and _NUMBERED.fullmatch(draft.folder.name)
-        draft.commit(
-            {
-                "id": name,
-                "strategy": self.strategy.name,
-                "layout": self.strategy.layout,
-                "num_processes": self.process.num_processes,
-                "mixed_precision": self.precision,
-                "iteration": _number(draft.folder) + 1 if is_numbered else project.iteration,
-                "counts": self._counts(num_models),
-            }
-        )
-        if project.automatic_checkpoint_naming:
-            storage.clear(*home.glob(".checkpoint_*.saving"))
-            storage.remove(*home.glob(".checkpoint_*.removing"))
-            for folder in self._numbered()[: -project.total_limit] if project.total_limit else ():
-                storage.take_away(folder)
+    def _facts(self, folder: Path, num_models: int, name: str) -> dict[str, Any]:
+        is_numbered = folder.parent == self._home() and folders.is_numbered(folder)
+        return {
+            "id": name,
+            "strategy": self.strategy.name,
+            "layout": self.strategy.layout,
+            "num_processes": self.process.num_processes,
+            "shares": self._shares(),
+            "mixed_precision": self.precision,
+            "iteration": folders.number(folder) + 1 if is_numbered else self.project.iteration,
+            "counts": self._counts(num_models),
+        }
+
+    def _shares(self) -> list[int]:
+        """Of the data, by rank."""
+        return list(self.strategy.data_process.shares or range(self.process.num_processes))
+
+    def _commit(self, draft: storage.Draft, facts: dict[str, Any], files: staging.Files) -> None:
+        draft.commit(facts, files)
+        if self.project.automatic_checkpoint_naming:
+            folders.tidy(self._home(), self.project.total_limit)
 
     def _counts(self, num_models: int) -> dict[str, int]:
         return {
@@ -198,17 +253,34 @@ class Checkpoints:
     def load(self, input_dir: str | os.PathLike[str] | None, *, strict: bool, skip_random_states: bool) -> None:
         """Take up what ``save`` kept. Nothing is changed where ``CheckpointError``, on every rank, says why not."""
         self._refuse_no_folder("load_state", input_dir)
+        self.wait("load_state")
         ignore = _RANDOM if skip_random_states else ""
-        folder = _together("load_state", lambda: self._chosen(input_dir, ignore))[0]
-        acts: list[Callable[[], object]] = []
-        lost: list[str] = []
-        ids = _together("load_state", lambda: self._read(folder, acts, lost, strict=strict, ignore=ignore))
+        folder = together("load_state", lambda: self._chosen(input_dir, ignore))[0]
+        found = _Found()
+        ids = together("load_state", lambda: self._read(folder, found, strict=strict, ignore=ignore))
         if len(set(ids)) > 1:
             raise CheckpointError(f"load_state failed: {folder} was replaced while it was read. Load it again.")
-        for act in acts:
-            act()
-        if lost and self.process.rank == 0:
-            notices.warn(f"load_state of {folder}: {'; '.join(lost)}")
+        self._load_registered(found.registered)
+        together("load_state", lambda: [act() for act in found.acts] and None)
+        if found.lost and self.process.rank == 0:
+            notices.warn(f"load_state of {folder}: {'; '.join(found.lost)}")
+
+    def _load_registered(self, states: list[Any]) -> None:
+        """Before all else: code that isn't ours may fail on one rank, and then all go back to what they had."""
+        before: list[tuple[Any, Any]] = []
+
+        def load() -> None:
+            for thing, state in zip(self.registered, states, strict=False):
+                before.append((thing, copy.deepcopy(thing.state_dict())))
+                thing.load_state_dict(state)
+
+        try:
+            together("load_state", load)
+        except CheckpointError:
+            for thing, state in before:
+                with contextlib.suppress(Exception):  # the one that failed may fail again, and others have a way back
+                    thing.load_state_dict(state)
+            raise
 
     def _chosen(self, input_dir: str | os.PathLike[str] | None, ignore: str) -> Path:
         """The folder to load, found whole; rank 0 chooses."""
@@ -216,7 +288,7 @@ class Checkpoints:
             return Path()
         problems: list[str] = []
         given = None if input_dir is None else Path(input_dir).expanduser().resolve()
-        for folder in reversed(self._numbered()) if given is None else [given]:
+        for folder in reversed(folders.numbered(self._home())) if given is None else [given]:
             try:
                 found = storage.locate(folder)
                 storage.checked(found, ignore=ignore)
@@ -229,43 +301,43 @@ class Checkpoints:
             return found
         raise CheckpointError(" ".join(problems) or f"{self._home()} holds no checkpoint yet; name the folder of one.")
 
-    def _read(
-        self, folder: Path, acts: list[Callable[[], object]], lost: list[str], *, strict: bool, ignore: str
-    ) -> str:
-        """Read and check everything; ``acts`` put it in its place, ``lost`` tells what can't be kept. Return its id."""
-        rank = self.process.rank
+    def _read(self, folder: Path, found: _Found, *, strict: bool, ignore: str) -> str:
+        """Read and check everything, into ``found``; return its id."""
+        acts, lost, rank = found.acts, found.lost, self.process.rank
         elsewhere = rank and self.process.world.local_rank == 0  # a machine that may have files of its own
         facts = storage.checked(folder, ignore=ignore) if elsewhere else storage.manifest(folder)
         self._compare(folder, facts, lost)
-        is_same = facts["num_processes"] == self.process.num_processes
+        share, shares = self.strategy.data_process.rank, facts["shares"]
+        is_same, is_exact = shares == self._shares(), max(shares) == max(self._shares())
+        was = rank if is_same else shares.index(share) if share in shares else None  # the rank that this one was
         models = [prepared for _, prepared in self.models]
         for hook in self.load_hooks.values():
             hook(models, str(folder))
         self._compare_counts(folder, facts["counts"], len(models), lost)
         optimizers = _named("optimizer", self.optimizers)
         acts.append(self.strategy.load(folder, _named("model", models), optimizers, strict=strict))
-        rest = {f"{name}.bin": scheduler for name, scheduler in _named("scheduler", self.schedulers).items()}
-        rest |= {f"custom_checkpoint_{number}.pkl": thing for number, thing in enumerate(self.registered)}
-        for name, thing in rest.items():
-            acts.append(functools.partial(thing.load_state_dict, storage.read(folder / name)))
+        for name, scheduler in _named("scheduler", self.schedulers).items():
+            acts.append(functools.partial(scheduler.load_state_dict, storage.read(folder / f"{name}.bin")))
+        names = (folder / f"custom_checkpoint_{number}.pkl" for number in range(len(self.registered)))
+        found.registered += map(storage.read, names)
         scalings = storage.read(folder / "scaler.pt") if "scaler.pt" in facts["files"] else []
-        places = storage.read(folder / f"loaders_{rank if is_same else 0}.bin")
+        places = storage.read(folder / f"loaders_{was or 0}.bin")
         for number, (loader, place) in enumerate(zip(self.loaders, places, strict=False), 1):
             if not loader.fits(place):
                 raise CheckpointError(
                     f"{folder} holds the place of a loader with other generators than those of loader {number}; "
                     "prepare loaders as the code that saved it did, in the same order"
                 )
-            if change := loader.change(place):
+            if change := loader.change(place, is_exact=is_exact):
                 lost.append(f"loader {number} read {change}: the rest of its epoch is not what it would have been")
-            acts.append(functools.partial(loader.go_on, place, is_exact=is_same))
+            acts.append(functools.partial(loader.go_on, place, is_exact=is_exact))
             if loader.persistent_workers and place["epoch"]:
                 lost.append("workers that persist have drawn random numbers in earlier epochs, and new ones begin anew")
         acts += [self._drop_groups, functools.partial(self._load_scalings, scalings)]
         if self.project.automatic_checkpoint_naming:
             acts.append(lambda: setattr(self.project, "iteration", facts["iteration"]))
-        if not ignore and rank < facts["num_processes"]:  # last: what comes before may draw
-            acts.append(functools.partial(randomness.restore, self._random(folder), self.process.device))
+        if not ignore and was is not None:  # last: what comes before may draw
+            acts.append(functools.partial(randomness.restore, self._random(folder, was), self.process.device))
         if storage.manifest(folder) != facts:
             raise CheckpointError(f"{folder} was replaced while it was read. Load it again.")
         return str(facts["id"])
@@ -275,15 +347,18 @@ class Checkpoints:
             raise CheckpointError(
                 f"{folder} was saved with strategy={facts['strategy']!r}, and can't be loaded with "
                 f"strategy={self.strategy.name!r}: they lay out the files differently. Launch with the strategy that "
-                "saved it."
+                "saved it; weights alone go over by save_model."
             )
         saved, own = facts["num_processes"], self.process.num_processes
-        if saved != own:
-            lost.append(
-                f"it was saved by {saved} processes and is loaded by {own}, which can't keep the random numbers of "
-                "processes and loader workers, nor the place within a step: an epoch goes on at a whole step, so that "
-                "samples of one may come twice"
-            )
+        if facts["shares"] != (shares := self._shares()):
+            said = f"it was saved by {saved} processes and is loaded by {own}"
+            if saved == own:
+                said = f"its data were shared by {max(facts['shares']) + 1} and are shared by {max(shares) + 1}"
+            lost.append(f"{said}, which can't keep the random numbers of processes and loader workers")
+            if max(facts["shares"]) != max(shares):
+                lost[-1] += (
+                    ", nor the place within a step: an epoch goes on at a whole one, some samples may come twice"
+                )
         if facts["mixed_precision"] != self.precision:
             lost.append(f"it was saved with mixed_precision={facts['mixed_precision']!r}, not {self.precision!r}")
 
@@ -297,8 +372,8 @@ class Checkpoints:
             if own < counts[kind]:
                 lost.append(f"of its {counts[kind]} {kind}, only the {own} that this accelerator has are loaded")
 
-    def _random(self, folder: Path) -> Any:
-        path = folder / f"{_RANDOM}{self.process.rank}.pkl"
+    def _random(self, folder: Path, rank: int) -> Any:
+        path = folder / f"{_RANDOM}{rank}.pkl"
         random = storage.read(path)
         lacking = randomness.snapshot(self.process.device).keys() - random.keys()
         if lacking:
@@ -319,28 +394,6 @@ class Checkpoints:
         self.accumulation.saved_scalings = states[len(held) :]  # of groups that are not entered yet
 
 
-def _number(folder: Path) -> int:
-    return int(folder.name.rpartition("_")[2])
-
-
 def _named(kind: str, things: Sequence[_T]) -> dict[str, _T]:
     """By the names of their files: "model", "model_1", and so on."""
     return {f"{kind}_{number}" if number else kind: thing for number, thing in enumerate(things)}
-
-
-def _together(call: str, act: Callable[[], _T]) -> list[_T]:
-    """What ``act`` returns, by rank; ``CheckpointError`` on every rank where it raises on one."""
-    error: Exception | None = None
-    result: Any = None
-    try:
-        result = act()
-    except Exception as caught:  # noqa: BLE001 - it is told to all ranks, and raised on each
-        error = caught
-    text = "" if error is None else str(error) if isinstance(error, CheckpointError | ConfigError) else repr(error)
-    told = gather.all_objects((result, text))
-    failed = {rank: text for rank, (_, text) in enumerate(told) if text}
-    if failed:
-        first = min(failed)
-        where = f" on rank {first}" if len(told) > 1 else ""
-        raise CheckpointError(f"{call} failed{where}: {failed[first]}") from error
-    return [result for result, _ in told]

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from notebook_launcher.core.errors import CheckpointError, ConfigError
 from notebook_launcher.runtime import dispatch, sharding, trees
 from notebook_launcher.runtime.places import Beginning, Place, State
-from notebook_launcher.runtime.randomness import OwnStream, equalize
+from notebook_launcher.runtime.randomness import OwnStream, alike_among, equalize
 from notebook_launcher.runtime.sampling import Epochs, Notes, SharedSampler, is_sharded
 
 if TYPE_CHECKING:
@@ -68,6 +68,7 @@ class PreparedLoader(DataLoader[Any]):
         with share.place.beginning(self._skip, share.plan.num_parts) as beginning:
             if share.rng_types:
                 equalize(share.rng_types, share.process.device)
+            alike_among(share.process.twins, share.process.device)
             self._seed_workers()
             batches, next_round = self._batches_from(beginning)
         iteration = share.progress.begin(share, self._known_length())
@@ -136,16 +137,22 @@ class PreparedLoader(DataLoader[Any]):
 
     def place(self) -> State:
         """Where this process is in the loader, for ``go_on``."""
-        return self._share.place.state(self._share.latest, self._share.plan.num_parts) | {"reads": self._reads()}
+        told = {"reads": self._reads(), "samples": self._step_samples()}
+        return self._share.place.state(self._share.latest, self._share.plan.num_parts) | told
 
     def fits(self, place: State) -> bool:
         """Whether ``place`` may be that of this loader."""
         return self._share.place.fits(place)
 
-    def change(self, place: State) -> str:
+    def change(self, place: State, *, is_exact: bool = True) -> str:
         """What is read otherwise than it was in the pass that ``place`` is in the middle of; "" where nothing is."""
-        before, now = place.get("reads"), self._reads()
+        before, now = str(place.get("reads")), self._reads()
+        if not is_exact and place["samples"] == self._step_samples():  # in batches that add up to the same step
+            before, now = (text.partition(" in batches")[0] for text in (before, now))
         return f"{before}, and now {now}" if "beginning" in place and before != now else ""
+
+    def _step_samples(self) -> int:
+        return (self._share.plan.batch_size or 1) * self._share.plan.num_parts
 
     def _reads(self) -> str:
         try:
@@ -156,7 +163,7 @@ class PreparedLoader(DataLoader[Any]):
 
     def go_on(self, place: State, *, is_exact: bool = True) -> None:
         """Let the next pass go on from ``place``; not ``is_exact``: that of a run of another number of processes."""
-        self._share.place.load(place, self._share.plan.num_parts, is_exact=is_exact)
+        self._share.place.load(place, self._share.plan.num_parts, self._step_samples(), is_exact=is_exact)
 
     def _known_length(self) -> int | None:
         # An iterable data set may promise a length that it does not keep.
@@ -229,7 +236,7 @@ class PreparedLoader(DataLoader[Any]):
 
     def _data_batches(self, num_before: int) -> Iterator[dispatch.Received]:
         share = self._share
-        is_sent = share.dispatches and share.rank > 0
+        is_sent = share.dispatches and share.process.world.rank > 0
         if is_sent or share.sampler is None:  # a sampler does it where it is read
             share.epochs.announce()
         if is_sent:
@@ -237,12 +244,12 @@ class PreparedLoader(DataLoader[Any]):
         if share.sampler is None:
             share.epochs.begin()
         elif is_sent:
-            return itertools.chain(self._begun(), dispatch.received(iter(()), share.rank))
+            return itertools.chain(self._begun(), dispatch.received(iter(()), share.process))
         source: Iterator[Any] = iter(()) if is_sent else self._read()
         if share.sampler is None and not self.num_workers:
             source = share.place.follow(source, num_before * share.plan.num_parts, share.plan.num_parts)
         rounds = sharding.rounds(source, share.plan, sharding.data_operations(share.plan.batch_size))
-        return dispatch.received(rounds, share.rank) if share.dispatches else dispatch.own(rounds, share.rank)
+        return dispatch.received(rounds, share.process) if share.dispatches else dispatch.own(rounds, share.rank)
 
     def _begun(self) -> Iterator[dispatch.Received]:
         """Nothing; but where the first batch is asked for, the epoch begins, as on the rank that reads."""
@@ -281,19 +288,20 @@ def prepare(
         return loader
     iterable = isinstance(loader.dataset, IterableDataset)
     base = None if iterable else loader.sampler if loader.batch_sampler is None else loader.batch_sampler
-    num_ranks = 1 if is_sharded(base) else process.num_processes
+    num_ranks = 1 if is_sharded(base, process) else process.num_processes
     rank = process.rank if num_ranks > 1 else 0
     plan = _plan(loader, num_ranks, options)
     epochs = Epochs(
         base,
         loader.dataset,
-        process.num_processes,
+        process.world.world_size,
         seed=options.data_seed,
         seed_is_torchs=options.use_seedable_sampler,
     )
-    dispatches = (iterable if options.dispatch_batches is None else options.dispatch_batches) and num_ranks > 1
+    is_common = num_ranks == process.num_processes and process.world.world_size > 1
+    dispatches = (iterable if options.dispatch_batches is None else options.dispatch_batches) and is_common
     drawn = (dataclasses.replace(plan, num_ranks=1), 0) if dispatches else (plan, rank)
-    sampler = None if iterable else SharedSampler(base, *drawn, epochs)
+    sampler = None if iterable else SharedSampler(base, *drawn, epochs, is_agreed=is_common and not dispatches)
     share = _Share(
         progress=progress,
         plan=plan,
@@ -312,7 +320,7 @@ def prepare(
             [*epochs.generators, loader.generator],
             in_process=sampler is None and not loader.num_workers,
         ),
-        rng_types=rng_types if process.num_processes > 1 else (),
+        rng_types=rng_types if process.world.world_size > 1 else (),
     )
     return _as_prepared(loader, share)
 

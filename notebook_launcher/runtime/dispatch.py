@@ -13,6 +13,8 @@ from notebook_launcher.runtime import sharding, trees
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from notebook_launcher.runtime.process import Process
+
 Received = tuple[Any, sharding.Round[Any]]
 
 
@@ -23,14 +25,14 @@ def own(rounds: Iterator[sharding.Round[Any]], rank: int) -> Iterator[Received]:
             yield round_.parts[rank], round_
 
 
-def received(rounds: Iterator[sharding.Round[Any]], rank: int) -> Iterator[Received]:
+def received(rounds: Iterator[sharding.Round[Any]], process: Process) -> Iterator[Received]:
     """This rank's batch of each round that rank 0 reads, and the round without the others' batches.
 
-    Whole batches travel, so the ranks' may differ in shape. An error while reading is raised on rank 0, and tells the
-    others to stop.
+    ``process`` is one of those that share the data. Whole batches travel, so the ranks' may differ in shape. An error
+    while reading is raised on rank 0, and tells the others to stop.
     """
-    if rank == 0:
-        yield from own(_sent(rounds), 0)
+    if process.world.rank == 0:
+        yield from own(_sent(rounds, process), 0)
         return
     while (message := _receive()) is not None:
         batch, is_there, round_ = message
@@ -38,22 +40,23 @@ def received(rounds: Iterator[sharding.Round[Any]], rank: int) -> Iterator[Recei
             yield batch, round_
 
 
-def _sent(rounds: Iterator[sharding.Round[Any]]) -> Iterator[sharding.Round[Any]]:
+def _sent(rounds: Iterator[sharding.Round[Any]], process: Process) -> Iterator[sharding.Round[Any]]:
     """The rounds, once the other ranks have their batches; at the end, or at an error, they are told."""
-    others = range(1, dist.get_world_size())
+    others = list(enumerate(process.shares or range(process.num_processes)))[1:]
     is_left = False
     try:
         for round_ in rounds:
             bare: sharding.Round[Any] = sharding.Round([], round_.sizes, round_.counts, round_.is_last)
             parts = dict(enumerate(round_.parts))
-            _wait([work for to in others for work in _send((parts.get(to), to in parts, bare), to)])
+            _wait([w for to, share in others for w in _send((parts.get(share), share in parts, bare), to)])
             yield round_
     except GeneratorExit:
         is_left = True  # and so it was on the other ranks
         raise
     finally:
         if not is_left:
-            _wait([(end := torch.zeros(1, dtype=torch.int64, device=_carrier()), dist.isend(end, to)) for to in others])
+            end = torch.zeros(1, dtype=torch.int64, device=_carrier())
+            _wait([(end, dist.isend(end, to)) for to, _ in others])
 
 
 def _send(message: Any, to: int) -> list[tuple[torch.Tensor, Any]]:

@@ -15,13 +15,14 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from notebook_launcher.runtime.accumulation import Iteration
+    from notebook_launcher.runtime.process import Process
 
 
 _REDUCTIONS = {"sum": "SUM", "mean": "SUM", "max": "MAX", "min": "MIN", "prod": "PRODUCT"}
 
 
-def _is_alone() -> bool:
-    return not dist.is_initialized() or dist.get_world_size() == 1
+def _is_alone(group: dist.ProcessGroup | None = None) -> bool:
+    return not dist.is_initialized() or dist.get_world_size(group) == 1
 
 
 def broadcast_object(thing: Any, source: int = 0) -> Any:
@@ -33,12 +34,12 @@ def broadcast_object(thing: Any, source: int = 0) -> Any:
     return box[0]
 
 
-def all_objects(thing: Any) -> list[Any]:
-    """Every rank's object, in rank order, on every rank."""
-    if _is_alone():
+def all_objects(thing: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
+    """The object of every rank, of ``group`` if there is one, in rank order, on each of them."""
+    if _is_alone(group):
         return [thing]
-    found: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, thing)
+    found: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(found, thing, group)
     return found
 
 
@@ -84,22 +85,23 @@ def _gather_leaf(leaf: Any) -> Any:
     return torch.stack(_parts(leaf)) if leaf.ndim == 0 else torch.cat(_parts(leaf))
 
 
-def _parts(tensor: torch.Tensor) -> list[torch.Tensor]:
-    flat = _bytes(_carried(tensor))
-    parts = [torch.empty_like(flat) for _ in range(dist.get_world_size())]
-    dist.all_gather(parts, flat)
+def _parts(tensor: torch.Tensor, group: dist.ProcessGroup | None = None) -> list[torch.Tensor]:
+    flat = _bytes(_carried(tensor, group))
+    parts = [torch.empty_like(flat) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(parts, flat, group)
     return [part.view(tensor.dtype).reshape(tensor.shape).to(tensor.device) for part in parts]
 
 
-def _carried(tensor: torch.Tensor) -> torch.Tensor:
+def _carried(tensor: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
     """The tensor where the process group can take it: in host memory, if the group has no way for its device."""
-    kind, ways = tensor.device.type, dist.get_backend_config()
+    kind, ways = tensor.device.type, dist.get_backend_config(group)
     return tensor if f"{kind}:" in ways or "cpu:" not in ways else tensor.cpu()
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor as bytes, which travel whatever its dtype; in its own memory where that is contiguous."""
-    return tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+    flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
+    return flat.as_strided(flat.shape, (1,)).view(torch.uint8)  # a single element may have any stride
 
 
 def broadcast(tensor: Any, from_process: int = 0) -> Any:
@@ -199,26 +201,27 @@ def pad_across_processes(tensor: Any, dim: int = 0, pad_index: float = 0, pad_fi
     return trees.map_leaves(padded, tensor)
 
 
-def gather_samples(tree: Any, iteration: Iteration | None, rank: int, *, as_objects: bool = False) -> Any:
+def gather_samples(tree: Any, iteration: Iteration | None, process: Process, *, as_objects: bool = False) -> Any:
     """Every rank's samples joined in the data set's order, without those that were repeated to fill the last batches.
 
-    ``iteration`` is the pass that the samples come from, None to keep all. Tensors and lists of plain values have
-    samples along their first dim. A list as long as the batch that holds containers, or tensors of differing length,
-    has one element a sample and stays a list; ``as_objects`` takes every list so. Other values come back as a list,
-    one a rank. Raises ``ValueError`` where tensors differ in another dim.
+    ``iteration`` is the pass that the samples come from, None to keep all; ``process`` one of those that share them.
+    Tensors and lists of plain values have samples along their first dim. A list as long as the batch that holds
+    containers, or tensors of differing length, has one element a sample and stays a list; ``as_objects`` takes every
+    list so. Other values come back as a list, one a rank. Raises ``ValueError`` where tensors differ in another dim.
     """
-    if _is_alone():
+    if process.num_processes == 1:
         return tree
+    rank, group = process.rank, process.group
     agreement.check("gather_for_metrics")
     layout = _Layout(iteration.sizes, iteration.counts) if iteration is not None else _Layout((), ())
     # The ranks must take the same path, and only together do they know whether their shapes agree.
     needs_objects = as_objects or _needs_objects(tree, layout.size(rank))
-    if agreement.alike((needs_objects, trees.outline(tree))) and not needs_objects:
+    if agreement.alike((needs_objects, trees.outline(tree)), group) and not needs_objects:
         return trees.map_leaves(
-            lambda leaf: layout.join(_parts(leaf)) if isinstance(leaf, torch.Tensor) else leaf, tree
+            lambda leaf: layout.join(_parts(leaf, group)) if isinstance(leaf, torch.Tensor) else leaf, tree
         )
     device = next((leaf.device for leaf in trees.leaves(tree) if isinstance(leaf, torch.Tensor)), torch.device("cpu"))
-    found = all_objects(trees.map_leaves(_to_cpu, tree))
+    found = all_objects(trees.map_leaves(_to_cpu, tree), group)
     return trees.move(_join(found, layout, as_objects=as_objects), device)
 
 

@@ -100,6 +100,9 @@ class Groups(dict[Models, Group]):
         """
         pairs = self._strategy.pairs_optimizers
         optimizers = [one for one in things if isinstance(one, Optimizer)]
+        for one in optimizers:
+            if one not in self._optimizers:
+                self._strategy.pair(one)
         trained = {id(p) for one in (*optimizers, *self._optimizers) for p in _parameters(one)}
         given = [thing for thing in things if isinstance(thing, nn.Module)]
         alone = [one for one in given if _trainable(one) and _trainable(one).isdisjoint(trained)]
@@ -115,7 +118,7 @@ class Groups(dict[Models, Group]):
                     f"first of the shape {shapes[0]}: {_PAIRS if pairs else _APART}"
                 )
 
-    def _gradients(self, models: Models) -> Iterator[torch.Tensor]:
+    def _gradients(self, models: Models) -> Iterable[torch.Tensor]:
         """What the group of ``models`` has collected: no other group's, and nothing that was trained beside it.
 
         It is the gradients of its models, and those of optimizers that step with it: a temperature that belongs to no
@@ -135,7 +138,7 @@ class Groups(dict[Models, Group]):
             for parameter in _parameters(optimizer):
                 if id(parameter) not in foreign:
                     found[id(parameter)] = parameter
-        return (parameter.grad for parameter in found.values() if parameter.grad is not None)
+        return self._strategy.gradients(found.values())
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:

@@ -27,6 +27,11 @@ class Identity:
     _process: Process
 
     @property
+    def _data_process(self) -> Process:
+        """The process as one of those that share the data."""
+        return self._process
+
+    @property
     def device(self) -> torch.device:
         """Where this process's models and batches are."""
         return self._process.device
@@ -117,12 +122,15 @@ class Identity:
     ) -> Iterator[Any]:
         """A context that gives this process's piece of ``inputs``; the first ranks get one more of what is left over.
 
+        Processes that hold parts of one model get the same.
+
         They are a list, tuple, tensor or array (along dim 0), ``datasets.Dataset``, or a dictionary, also nested, of
         equally long ones. Fewer items than processes leave empty pieces. ``apply_padding`` repeats a piece's last item
         until all are equally long. Raises ``ValueError`` for unequal lengths, ``TypeError`` for what has no items.
         """
-        if self.use_distributed:
-            inputs = splitting.piece(inputs, self.process_index, self.num_processes, pad=apply_padding)
+        process = self._data_process
+        if process.num_processes > 1:
+            inputs = splitting.piece(inputs, process.rank, process.num_processes, pad=apply_padding)
         yield inputs
 
     def destroy_process_group(self, group: Any = None) -> None:

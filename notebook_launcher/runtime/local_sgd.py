@@ -35,6 +35,11 @@ class LocalSGD:
         """``model`` is a prepared one; raises ``ConfigError`` for one whose gradients are not exchanged anyway."""
         if local_sgd_steps < 1:
             raise ConfigError(f"local_sgd_steps={local_sgd_steps} is no number of steps; give 1 or more")
+        if enabled and not accelerator._strategy.trains_apart:  # noqa: SLF001
+            raise ConfigError(
+                "LocalSGD has each rank train a whole model by itself for some steps, and strategy="
+                f"{accelerator._strategy.name!r} leaves each a part of the work: use strategy='ddp'"  # noqa: SLF001
+            )
         self._model = model
         self._num_steps = local_sgd_steps
         self._enabled = enabled and accelerator.use_distributed

@@ -12,17 +12,36 @@ from __future__ import annotations
 import copy
 from typing import TYPE_CHECKING, Any, cast
 
+from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from notebook_launcher.runtime import trees
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from notebook_launcher.runtime.precision import Precision
 
-WRAPPERS: list[Any] = [DistributedDataParallel, DataParallel]  # types with a ``module``; strategies add their own
 _slots = object.__setattr__  # past nn.Module.__setattr__, which would register the module as its own child
+
+
+class Wrapper(nn.Module):
+    """What a strategy puts around a model, through which the model's own attributes and methods can be reached."""
+
+    def __init__(self, module: nn.Module) -> None:
+        """Hold ``module``, under that name."""
+        super().__init__()
+        self.module = module
+
+    def __getattr__(self, name: str) -> Any:
+        """What the wrapper lacks, the module has."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name == "module":
+                raise
+            return getattr(self.module, name)
+
+
+WRAPPERS: list[Any] = [DistributedDataParallel, DataParallel, Wrapper]  # with a ``module``; strategies add their own
 
 
 class AutocastView:

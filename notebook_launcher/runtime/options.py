@@ -1,20 +1,28 @@
-"""``Accelerator``'s arguments against what the launch chose, and those whose feature is not there yet."""
+"""``Accelerator``'s arguments against what the launch chose."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from notebook_launcher.core import parallelism
 from notebook_launcher.core.errors import ConfigError
 from notebook_launcher.core.registry import unknown_name
-from notebook_launcher.runtime.plugins import DataLoaderConfiguration, ProjectConfiguration
+from notebook_launcher.core.strategies import INSIDE
+from notebook_launcher.runtime.plugins import (
+    DataLoaderConfiguration,
+    ParallelismConfig,
+    ProjectConfiguration,
+    changed,
+)
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Iterable
 
     from notebook_launcher.core.world import World
-    from notebook_launcher.runtime.plugins import GradientAccumulationPlugin
+    from notebook_launcher.runtime.plugins import GradientAccumulationPlugin, Keywords
 
 _T = TypeVar("_T")
 RNG_TYPES = ("generator", "torch", "cuda", "mps", "xpu", "xla")
@@ -56,6 +64,52 @@ def checked_num_steps(given: Any) -> int:
             f"gradient_accumulation_steps={given!r} is not a number of micro-batches; give a whole number, 1 or more"
         )
     return num_steps
+
+
+def with_plugins(world: World, keywords: Keywords, **plugins: Any) -> World:
+    """``world`` with what the ``plugins``, by argument, choose; they join ``keywords``, where strategies find them."""
+    by = "the launch"
+    if world.parallelism_config:
+        plugins["parallelism_config"] = _joined(plugins.get("parallelism_config"), json.loads(world.parallelism_config))
+    for argument, plugin in plugins.items():
+        if plugin is None:
+            continue
+        name = getattr(plugin, "strategy", argument.removesuffix("_plugin"))
+        if world.strategy in INSIDE.get(name, ()):
+            world = dataclasses.replace(world, strategy=name)
+        elif name in INSIDE.get(world.strategy or "", ()):
+            name = world.strategy
+        num_steps = getattr(plugin, "gradient_accumulation_steps", None)
+        keywords.add(argument, plugin)
+        chosen = {"strategy": name, "gradient_accumulation_steps": num_steps}
+        for option, value in chosen.items():
+            if value is not None and getattr(world, option) not in {None, value}:
+                raise ConfigError(
+                    f"Accelerator({argument}={_shown(plugin)}) asks for {option}={value!r}, and {by} chose "
+                    f"{option}={getattr(world, option)!r}; leave one of them out, or make them equal"
+                )
+        by = f"its {argument}" if name and world.strategy is None else by
+        world = dataclasses.replace(world, strategy=name or world.strategy)
+        if num_steps is not None:
+            world = dataclasses.replace(world, gradient_accumulation_steps=num_steps)
+    found = {name: size for name, size in vars(keywords[ParallelismConfig]).items() if name.endswith("_size") and size}
+    if mesh := parallelism.refuse(world.strategy, found, None):
+        raise ConfigError(mesh)
+    return world
+
+
+def _shown(plugin: Any) -> str:
+    """A plugin as a person has written it: what is at its default is left out."""
+    return f"{type(plugin).__name__}({', '.join(f'{name}={value!r}' for name, value in changed(plugin).items())})"
+
+
+def _joined(given: Any, sizes: dict[str, Any]) -> Any:
+    """``parallelism_config`` with the launch's sizes; ``ConfigError`` where the two differ."""
+    config = of_type("parallelism_config", given, ParallelismConfig)
+    for name, size in sizes.items():
+        if getattr(config, name) not in {None, 1, size}:
+            raise _contradiction(f"parallelism_config.{name}", getattr(config, name), size)
+    return dataclasses.replace(config, **sizes)
 
 
 def of_type(argument: str, given: object, kind: type[_T]) -> _T:
@@ -105,16 +159,6 @@ def dynamo_backend(given: Any) -> str | None:
     if name not in known:
         raise unknown_name("dynamo_backend", name, ["no", *known])
     return name
-
-
-def refuse_unsupported(**arguments: Any) -> None:
-    """Raise ``ConfigError`` for the first argument that was given a value: none of these does anything yet."""
-    for name, value in arguments.items():
-        if value is not None:
-            raise ConfigError(
-                f"Accelerator({name}={value!r}) is not supported yet in this version, and is not ignored, since the "
-                "training would differ from what you asked for; leave it out"
-            )
 
 
 def _contradiction(name: str, given: object, chosen: object, by: str = "the launch") -> ConfigError:

@@ -71,12 +71,16 @@ class Place:
         """Whether ``state`` is that of a loader with as many generators."""
         return len(state["generators"]) == len(self._generators)
 
-    def load(self, state: State, num_parts: int, *, is_exact: bool = True) -> None:
-        """Go on from ``state``; not ``is_exact`` where it is that of a run of another number of processes."""
+    def load(self, state: State, num_parts: int, num_samples: int, *, is_exact: bool = True) -> None:
+        """Go on from ``state``; not ``is_exact`` where the data had another number of shares.
+
+        A step is now ``num_samples``, over all shares.
+        """
         self._set(state, dataset="beginning" not in state)
         self.pending = None
         if "beginning" in state:
-            num_batches = state["batches"] * state["num_parts"] // num_parts
+            was, now = (state["num_parts"], num_parts) if is_exact else (state["samples"], num_samples)
+            num_batches = state["batches"] * was // now
             self.pending = state | {"batches": num_batches, "num_parts": num_parts, "is_exact": is_exact}
 
     def set_epoch(self, epoch: int) -> None:

@@ -8,20 +8,27 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import enum
+import json
+import math
 import pathlib
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
+from notebook_launcher.core import parallelism
 from notebook_launcher.core.errors import ConfigError
 from notebook_launcher.core.registry import unknown_name
+from notebook_launcher.runtime.fsdp_options import FullyShardedDataParallelPlugin
 
 if TYPE_CHECKING:
     import datetime as dt
     import os
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    import torch
     from torch.profiler import profile
 
 _T = TypeVar("_T")
+MESH_DIMS = ("pp", "dp_replicate", "dp_shard", "tp")  # outermost first: neighbours exchange most
 
 
 @dataclasses.dataclass
@@ -69,6 +76,147 @@ class ProjectConfiguration:
         self.project_dir = project_dir
         if self.logging_dir is None:
             self.logging_dir = project_dir
+
+
+@dataclasses.dataclass
+class DeepSpeedPlugin:
+    """How DeepSpeed spreads a model; None leaves it to ``hf_ds_config``, and after that to the default.
+
+    ``hf_ds_config`` is DeepSpeed's own configuration, a dictionary or the path of a JSON file; "auto" is filled in.
+    """
+
+    hf_ds_config: Any = None
+    gradient_accumulation_steps: int | None = None
+    gradient_clipping: float | None = None  # of every step; clip_grad_norm_ replaces it
+    zero_stage: int | None = None  # 0 nothing is spread, 1 optimizer state, 2 gradients too (default), 3 weights too
+    is_train_batch_min: bool = True  # makes no difference: no batch size is needed
+    offload_optimizer_device: str | None = None  # "cpu", "nvme"
+    offload_param_device: str | None = None
+    offload_optimizer_nvme_path: str | os.PathLike[str] | None = None
+    offload_param_nvme_path: str | os.PathLike[str] | None = None
+    zero3_init_flag: bool | None = None  # makes no difference: use deepspeed.zero.Init, whose models are taken
+    zero3_save_16bit_model: bool | None = None  # makes no difference: save_model is always whole
+
+    def __post_init__(self) -> None:
+        """Read ``hf_ds_config``; raise ``ConfigError`` where it can't be read, or is contradicted."""
+        given = self.hf_ds_config
+        if given is not None and not isinstance(given, dict):
+            given = getattr(given, "config", given)  # of transformers' HfDeepSpeedConfig
+        if isinstance(given, str | pathlib.PurePath):
+            try:
+                given = json.loads(pathlib.Path(given).read_text(encoding="utf-8"))
+            except (OSError, ValueError) as error:
+                raise ConfigError(
+                    f"hf_ds_config={self.hf_ds_config!r} can't be read: {error}. Give the path of DeepSpeed's JSON "
+                    "file, or its content as a dictionary."
+                ) from None
+        if not isinstance(given, dict | None):
+            raise ConfigError(f"hf_ds_config={self.hf_ds_config!r} is neither a dictionary nor the path of a JSON file")
+        self.hf_ds_config = given
+        for name in ("gradient_accumulation_steps", "gradient_clipping"):
+            own, said = getattr(self, name), (given or {}).get(name, "auto")
+            own = None if own == "auto" else own
+            if said != "auto" and own not in {None, said}:
+                raise ConfigError(
+                    f"DeepSpeedPlugin({name}={own!r}) contradicts its hf_ds_config, which has {name}={said!r}; leave "
+                    "one of them out"
+                )
+            setattr(self, name, said if own is None and said != "auto" else own)
+
+    @property
+    def deepspeed_config(self) -> dict[str, Any]:
+        """DeepSpeed's own configuration."""
+        return self.hf_ds_config or {}
+
+
+@dataclasses.dataclass
+class ParallelismConfig:
+    """How many processes each way to spread a model takes; their product is the number of processes.
+
+    ``tp_plan``: by pattern of the modules' names (``"layers.*.up"``), "colwise", "rowwise", "sequence", another of
+    transformers' words, or torch's ``ParallelStyle``; None: the model's own ``tp_plan`` or ``_tp_plan``.
+    """
+
+    dp_replicate_size: int = 1  # replicas of the sharded model
+    dp_shard_size: int | None = None  # processes that a replica is sharded over; None: as many as there are for each
+    tp_size: int = 1
+    pp_size: int = 1
+    cp_size: int = 1  # more is refused: torch's context_parallel has no attention kernel for the CPU
+    sp_size: int = 1  # more is refused, as that is
+    ep_size: int = 1  # more is refused: torch has no public way to spread experts
+    tp_plan: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        """Raise ``ConfigError`` for a size that is none, or that is not supported."""
+        for name, size in vars(self).items():
+            if not name.endswith("_size"):
+                continue
+            is_open = size is None and name == "dp_shard_size"
+            if not is_open and (type(size) is not int or size < 1):
+                raise ConfigError(f"ParallelismConfig({name}={size!r}): it takes a number of processes, 1 or more")
+            if size != 1 and name in parallelism.NOT_HERE:
+                raise ConfigError(
+                    f"ParallelismConfig({name}={size}) asks for a way to spread a model that is not here: leave it "
+                    "out, or use tp_size, pp_size, dp_replicate_size and dp_shard_size"
+                )
+
+        if self.tp_plan is not None and not isinstance(self.tp_plan, Mapping):
+            raise ConfigError(
+                f"ParallelismConfig(tp_plan={self.tp_plan!r}): it takes patterns of names and how each is split, such "
+                "as {'layers.*.up': 'colwise', 'layers.*.down': 'rowwise'}"
+            )
+
+    @property
+    def strategy(self) -> str | None:
+        """The one that it asks for by itself."""
+        return parallelism.strategy_of(vars(self))
+
+    def sizes(self, num_processes: int, own: str) -> dict[str, int]:
+        """The sizes of ``MESH_DIMS`` for a strategy that is about ``own``.
+
+        Where its size was left out, it takes the processes that the others leave; else ``dp_shard`` does. Raises
+        ``ConfigError`` where the product is not ``num_processes``.
+        """
+        given: dict[str, int | None] = {name: getattr(self, f"{name}_size") for name in MESH_DIMS}
+        if own in {"pp", "tp"} and given[own] == 1:
+            given |= {own: None, "dp_shard": self.dp_shard_size or 1}
+        known = math.prod(size for size in given.values() if size is not None)
+        sizes = {name: max(1, num_processes // known) if size is None else size for name, size in given.items()}
+        product = math.prod(sizes.values())
+        if product != num_processes:
+            told = " x ".join(f"{name} {size}" for name, size in sizes.items() if size > 1)
+            raise ConfigError(
+                f"{told} = {product}, and the run has {num_processes} process{'es' * (num_processes > 1)}: make the "
+                f"product of ParallelismConfig's sizes {num_processes}, or launch {product} processes"
+            )
+        return sizes
+
+
+@dataclasses.dataclass
+class PipelineParallelPlugin:
+    """How a model is cut into stages, and how microbatches pass through them, with ``ParallelismConfig(pp_size=...)``.
+
+    ``loss_fn(outputs, target)`` gives the mean over samples; it serves ``pipeline_step`` with other strategies too.
+    """
+
+    schedule: str = "1f1b"  # "gpipe", "1f1b" or "interleaved1f1b", which gives each rank several stages
+    num_microbatches: int | None = None  # of a batch; None: as many as there are stages
+    split_points: Sequence[str | int] | None = None  # names of the modules that begin a stage; None: even in parameters
+    loss_fn: Callable[..., torch.Tensor] | None = None
+    example: Any = None  # a microbatch's input, or a tuple of its inputs: a model that is no nn.Sequential is traced
+    strategy: ClassVar[None] = None  # it chooses none
+
+    def __post_init__(self) -> None:
+        """Raise ``ConfigError`` for a schedule that isn't known, and for a number that is none."""
+        self.schedule = _named("schedule", self.schedule, ["gpipe", "1f1b", "interleaved1f1b"])
+        count = self.num_microbatches
+        if count is not None and (type(count) is not int or count < 1):
+            raise ConfigError(f"PipelineParallelPlugin(num_microbatches={count!r}): give a whole number, 1 or more")
+        if count is not None and self.example is not None:
+            raise ConfigError(
+                f"PipelineParallelPlugin(num_microbatches={count}, example=...): the microbatches of a model that is "
+                "traced are as large as its example; leave num_microbatches out"
+            )
 
 
 class DDPCommunicationHookType(enum.StrEnum):
@@ -169,6 +317,12 @@ def profiling(options: ProfileKwargs, rank: int) -> Iterator[profile]:
 
 
 _NOT_TORCHS = ("activities", "schedule_option", "output_trace_dir")
+_PLUGINS: dict[str, type] = {
+    "deepspeed_plugin": DeepSpeedPlugin,
+    "fsdp_plugin": FullyShardedDataParallelPlugin,
+    "parallelism_config": ParallelismConfig,
+    "pipeline_plugin": PipelineParallelPlugin,
+}
 _KINDS = (DistributedDataParallelKwargs, GradScalerKwargs, InitProcessGroupKwargs, AutocastKwargs, ProfileKwargs)
 
 
@@ -185,6 +339,13 @@ class Keywords:
             other = self._found.setdefault(type(one), one)
             if other is not one:
                 raise ConfigError(f"kwargs_handlers holds {other!r} and {one!r}, two of a kind; leave one out")
+
+    def add(self, argument: str, plugin: Any) -> None:
+        """Take ``plugin``, which ``argument`` was given; ``ConfigError`` where it is of another type."""
+        if type(plugin) is not _PLUGINS[argument]:
+            kind = _PLUGINS[argument].__name__
+            raise ConfigError(f"{argument}={plugin!r} is of type {type(plugin).__name__}; give a {kind}")
+        self._found[type(plugin)] = plugin
 
     def __getitem__(self, kind: type[_T]) -> _T:
         """The one of ``kind``."""

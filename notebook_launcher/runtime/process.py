@@ -31,25 +31,34 @@ class DistributedType(enum.StrEnum):
     MULTI_GPU = "MULTI_GPU"
     MULTI_XPU = "MULTI_XPU"
     XLA = "XLA"
+    FSDP = "FSDP"
+    DEEPSPEED = "DEEPSPEED"
 
 
 @dataclasses.dataclass(frozen=True)
 class Process:
-    """Who this process is, where it computes, and why there."""
+    """Who this process is, where it computes, and why there.
+
+    One that stands for it among those that share the data (``Strategy.data_process``) counts the shares: several
+    processes that hold parts of one model get the same.
+    """
 
     world: World
     backend: Backend
     why_device: str
+    shares: tuple[int, ...] = ()  # of each process of the run; empty: each has its own
+    group: dist.ProcessGroup | None = None  # one process of each share, this among them; None: all
+    twins: dist.ProcessGroup | None = None  # the processes that get this one's share; None: it alone
 
     @property
     def rank(self) -> int:
-        """Number among all processes of the run."""
-        return self.world.rank
+        """Number among all processes of the run, or of the share."""
+        return self.shares[self.world.rank] if self.shares else self.world.rank
 
     @property
     def num_processes(self) -> int:
-        """Processes in the run."""
-        return self.world.world_size
+        """Processes in the run, or shares."""
+        return max(self.shares) + 1 if self.shares else self.world.world_size
 
     @property
     def device(self) -> torch.device:
@@ -59,7 +68,10 @@ class Process:
     @property
     def distributed_type(self) -> DistributedType:
         """What the processes of the run are."""
-        return DistributedType(self.backend.distributed_type) if self.num_processes > 1 else DistributedType.NO
+        if self.num_processes == 1:
+            return DistributedType.NO
+        by_strategy = DistributedType.__members__.get((self.world.strategy or "").upper())
+        return by_strategy or DistributedType(self.backend.distributed_type)
 
 
 def place(world: World, *, cpu: bool = False) -> Process:

@@ -127,6 +127,14 @@ def set_seed(seed: int, device_specific: bool = False, deterministic: bool = Fal
         torch.use_deterministic_algorithms(mode=True)
 
 
+def alike_among(twins: dist.ProcessGroup | None, device: torch.device) -> None:
+    """Give the ranks of ``twins`` the random streams of the first; None: nobody is to draw what this rank draws."""
+    if twins is not None:
+        box: list[Any] = [snapshot(device)]
+        dist.broadcast_object_list(box, group=twins, group_src=0)
+        restore(box[0], device)
+
+
 def equalize(names: Iterable[str], device: torch.device) -> None:
     """Give every rank the state that rank 0's random streams have: "torch", the CPU's, and that of ``device``'s type.
 

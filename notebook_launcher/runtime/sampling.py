@@ -17,10 +17,13 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from notebook_launcher.core.errors import ConfigError
 from notebook_launcher.runtime import gather, sharding
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+
+    from notebook_launcher.runtime.process import Process
 
 _SHUFFLERS = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 _SAME_EVERYWHERE = (SequentialSampler, BatchSampler, *_SHUFFLERS)  # given the same generator
@@ -44,12 +47,19 @@ def samplers_of(base: Any) -> list[Any]:
 _MAX_DEPTH = 5  # samplers that refer to one another in a ring
 
 
-def is_sharded(base: Any) -> bool:
-    """Whether a sampler gives each rank its own share already."""
-    return any(
-        isinstance(sampler, DistributedSampler) or (hasattr(sampler, "num_replicas") and hasattr(sampler, "rank"))
-        for sampler in samplers_of(base)
-    )
+def is_sharded(base: Any, process: Process) -> bool:
+    """Whether a sampler gives each rank its own share already; ``ConfigError`` where ``process`` is to get another."""
+    for sampler in samplers_of(base):
+        if isinstance(sampler, DistributedSampler) or (hasattr(sampler, "num_replicas") and hasattr(sampler, "rank")):
+            found, wanted = (sampler.num_replicas, sampler.rank), (process.num_processes, process.rank)
+            if process.shares and found != wanted:
+                raise ConfigError(
+                    f"the {type(sampler).__name__} on rank {process.world.rank} reads share {found[1]} of {found[0]}, "
+                    f"and ranks that hold parts of one model must get the same batches, here share {wanted[1]} of "
+                    f"{wanted[0]}: leave the sampler out, prepare shares the data itself"
+                )
+            return True
+    return False
 
 
 class Epochs:
@@ -141,10 +151,10 @@ def _random_int() -> int:
     return int(torch.empty((), dtype=torch.int64).random_().item())
 
 
-def agreed(base: Any, num_ranks: int) -> Iterator[Any]:
+def agreed(base: Any) -> Iterator[Any]:
     """What ``base`` yields, the same on every rank: rank 0's, where ranks that draw for themselves may differ."""
     stream: Iterator[Any] = iter(base)
-    if num_ranks == 1 or all(type(sampler) in _SAME_EVERYWHERE for sampler in samplers_of(base)):
+    if all(type(sampler) in _SAME_EVERYWHERE for sampler in samplers_of(base)):
         return stream
     try:
         num_items = min(len(base) + 1, _MAX_AHEAD)
@@ -187,21 +197,25 @@ class SharedSampler:
     ``notes`` holds, for the pass begun last, what is to be known of each batch that was drawn and not yet handed out.
     """
 
-    def __init__(self, base: Any, plan: sharding.Plan, rank: int, epochs: Epochs) -> None:
-        """``base`` gives lists of indices, or single ones where the loader does not batch."""
+    def __init__(self, base: Any, plan: sharding.Plan, rank: int, epochs: Epochs, *, is_agreed: bool) -> None:
+        """``base`` gives lists of indices, or single ones where the loader does not batch.
+
+        ``is_agreed``: every rank draws, and takes what rank 0 has drawn.
+        """
         self.base = base
         self.plan = plan
         self.epochs = epochs
         self.notes: Notes = collections.deque()
         self.num_skipped = 0  # batches that passes begun now leave out at their beginning
         self._rank = rank
+        self._is_agreed = is_agreed
 
     def __iter__(self) -> Iterator[Any]:
         """Begin a pass; the epoch begins when its first index is drawn."""
         self.notes = collections.deque()
         self.epochs.announce()
         # Some samplers draw their order here, others at the first index: each where it does in plain torch.
-        batches = agreed(self.base, self.plan.num_ranks)
+        batches = agreed(self.base) if self._is_agreed else iter(self.base)
         draw = self._draw_alone if self.plan.num_ranks == 1 else self._draw
         drawn = draw(batches, self.notes)
         return _after(drawn, self.notes, self.num_skipped) if self.num_skipped else drawn

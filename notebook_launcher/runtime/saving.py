@@ -35,7 +35,13 @@ class Saving:
         return self._checkpoints.project.iteration
 
     def save_state(
-        self, output_dir: str | os.PathLike[str] | None = None, safe_serialization: bool = True, **save_kwargs: Any
+        self,
+        output_dir: str | os.PathLike[str] | None = None,
+        safe_serialization: bool = True,
+        *,
+        sharded: bool | None = None,
+        async_: bool = False,
+        **save_kwargs: Any,
     ) -> str:
         """Save all that a run needs to go on as if it had never stopped; return the folder. Every process calls it.
 
@@ -46,9 +52,25 @@ class Saving:
         The folder is replaced in one step: whatever happens, either the checkpoint that was there before can be loaded,
         or this one. Without ``output_dir`` it is ``checkpoints/checkpoint_<n>`` in the project's folder. Raises
         ``CheckpointError``, the same on all processes, where it can't be written.
+
+        ``sharded``, where processes have parts of a model: True, each writes its own; False, all is written whole;
+        None, as the strategy is set up. Either can be loaded by any number of processes and by any strategy but
+        DeepSpeed's, whose files are its own.
+
+        ``async_``: everything is copied, and a thread writes it while training goes on; the folder is what it was until
+        all is written. ``wait_for_save``, the next ``save_state``, ``load_state`` or ``end_training``, and the end of
+        the process wait for it; there an error is raised. The memory of the copy is kept for the next one. What
+        DeepSpeed and hooks write is written before it returns.
         """
         _refuse("save_state", save_kwargs)
-        return self._checkpoints.save(output_dir, safe=safe_serialization)
+        return self._checkpoints.save(output_dir, safe=safe_serialization, sharded=sharded, in_background=async_)
+
+    def wait_for_save(self) -> None:
+        """Wait until ``save_state(async_=True)`` has written its checkpoint. Every process calls it.
+
+        Raises ``CheckpointError``, on all processes, where it could not.
+        """
+        self._checkpoints.wait("wait_for_save")
 
     def load_state(
         self,

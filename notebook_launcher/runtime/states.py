@@ -7,14 +7,16 @@ is none, what the launch chose. Making one changes nothing for another.
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch.distributed as dist
 
 from notebook_launcher.core import config
 from notebook_launcher.core.errors import ConfigError
 from notebook_launcher.runtime import agreement, options, process
+from notebook_launcher.runtime.fsdp_options import FullyShardedDataParallelPlugin
 from notebook_launcher.runtime.identity import Identity
+from notebook_launcher.runtime.plugins import DeepSpeedPlugin
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from notebook_launcher.runtime.accumulation import Iteration
     from notebook_launcher.runtime.data import PreparedLoader
 
+_T = TypeVar("_T")
 latest: Callable[[], Accelerator | None] = lambda: None  # noqa: E731 - replaced by a weak reference
 
 
@@ -59,6 +62,11 @@ class PartialState(_View, Identity):
         self._process = shown._process if shown else process.join(process.place(config.world(), cpu=cpu))  # noqa: SLF001
 
     @property
+    def _data_process(self) -> process.Process:
+        shown = self._accelerator
+        return shown._data_process if shown else self._process  # noqa: SLF001
+
+    @property
     def backend(self) -> str | None:
         """The process group's backend: "gloo", "nccl"..., None without a group."""
         return str(dist.get_backend()) if dist.is_initialized() else None
@@ -79,8 +87,6 @@ class PartialState(_View, Identity):
 class AcceleratorState(PartialState):
     """``PartialState`` and the precision."""
 
-    deepspeed_plugin = fsdp_plugin = None
-
     def __init__(self, mixed_precision: str | None = None, cpu: bool = False, **options_: Any) -> None:  # noqa: FBT001, FBT002
         """``mixed_precision`` where no accelerator has chosen; one that contradicts it is a ``ConfigError``."""
         super().__init__(cpu, **options_)
@@ -96,6 +102,21 @@ class AcceleratorState(PartialState):
         """The precision in force."""
         shown = self._accelerator
         return shown.mixed_precision if shown else options.mixed_precision(self._wanted, config.world())
+
+    @property
+    def deepspeed_plugin(self) -> DeepSpeedPlugin | None:
+        """The one in force, with what the launch added to it; None under another strategy."""
+        return self._plugin(DeepSpeedPlugin)
+
+    @property
+    def fsdp_plugin(self) -> FullyShardedDataParallelPlugin | None:
+        """The one in force; None under another strategy."""
+        return self._plugin(FullyShardedDataParallelPlugin)
+
+    def _plugin(self, kind: type[_T]) -> _T | None:
+        shown = self._accelerator
+        found = getattr(shown._strategy, "plugin", None) if shown else None  # noqa: SLF001
+        return found if isinstance(found, kind) else None
 
     def __repr__(self) -> str:
         return f"{super().__repr__()}\nMixed precision type: {self.mixed_precision}\n"

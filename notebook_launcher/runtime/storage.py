@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import errno
-import fcntl
+import io
 import json
 import os
 import re
@@ -24,14 +23,15 @@ import numpy as np
 import torch
 
 from notebook_launcher.core.errors import CheckpointError, ConfigError
-from notebook_launcher.runtime import trees
+from notebook_launcher.runtime import folders, trees
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from notebook_launcher.runtime.staging import Memory
 
 MANIFEST = "checkpoint.json"
-FORMAT = 1
-_CHUNK_BYTES = 2**24
+FORMAT = 2
 _LARGE_BYTES = 2**20
 _NUMPY: list[Any] = [
     np.ndarray,
@@ -46,15 +46,10 @@ def _is_on_xla(leaf: Any) -> bool:
     return isinstance(leaf, torch.Tensor) and leaf.device.type == "xla"
 
 
-def beside(folder: Path, state: str) -> Path:
-    """The hidden sibling of ``folder``: "saving", "old" (taken out of its place) or "removing"."""
-    return folder.with_name(f".{folder.name}.{state}")
-
-
 class _Counted:
     """A file being written, its size and crc32; what is large is counted and sent to the disk while it is written."""
 
-    def __init__(self, file: IO[bytes], path: Path, pool: futures.Executor) -> None:
+    def __init__(self, file: IO[bytes], path: Path, pool: futures.Executor | None) -> None:
         self._file = file
         self.path = path
         self.size = self.crc = 0
@@ -63,13 +58,13 @@ class _Counted:
         self._on_its_way: futures.Future[None] | None = None
 
     def write(self, data: bytes | memoryview) -> int:
-        is_large = len(data) >= _LARGE_BYTES
-        counted = self._pool.submit(zlib.crc32, data, self.crc) if is_large else None
+        pool = self._pool if len(data) >= _LARGE_BYTES else None
+        counted = pool.submit(zlib.crc32, data, self.crc) if pool is not None else None
         try:
             self._file.write(data)
-            if is_large and (self._on_its_way is None or self._on_its_way.done()):
+            if pool is not None and (self._on_its_way is None or self._on_its_way.done()):
                 self.sent()
-                self._on_its_way = self._pool.submit(os.fsync, self._file.fileno())
+                self._on_its_way = pool.submit(os.fsync, self._file.fileno())
         except OSError as error:
             self.error = error  # torch's writer makes something unreadable of it
             raise
@@ -91,29 +86,42 @@ class _Counted:
 class Draft:
     """Files on their way into ``folder``: all at once by ``commit``, or, ``in_place``, each when it is complete.
 
-    Only a rank that ``writes`` has files of its own; a strategy whose ranks all write puts theirs in ``path``.
+    Only a rank that ``writes`` writes what all have; a strategy whose ranks have parts has each write its own.
+    ``sharded`` is what was asked of it: True for parts, False for all whole, None as it is set up.
+    With ``memory``, files are kept there as they are now, and written by ``write_kept``.
     """
 
-    def __init__(self, folder: Path, *, writes: bool = True, in_place: bool = False) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        writes: bool = True,
+        in_place: bool = False,
+        sharded: bool | None = None,
+        memory: Memory | None = None,
+    ) -> None:
         """Nothing is touched but, ``in_place``, that the folder is made."""
         self.folder = folder
         self.writes = writes
-        self.path = folder if in_place else beside(folder, "saving")
+        self.path = folder if in_place else folders.beside(folder, "saving")
+        self.sharded = sharded
+        self.files: dict[str, list[int]] = {}  # size and crc32 of those that are complete
         self._in_place = in_place
         self._locks: list[int] = []
-        self._files: dict[str, list[int]] = {}
+        self._memory = memory
+        self._kept: list[tuple[str, list[memoryview | bytes]]] = []
         if in_place:
             folder.mkdir(parents=True, exist_ok=True)
 
     def begin(self) -> None:
         """Clear away what an interrupted save left, and put back what it took out of its place."""
-        folder, aside = self.folder, beside(self.folder, "old")
+        folder, aside = self.folder, folders.beside(self.folder, "old")
         if folder.exists() and not folder.is_dir():
             raise NotADirectoryError(f"{folder} is a file; name a folder")
         if Path.cwd().is_relative_to(folder):
             raise ConfigError(f"{folder} holds the working directory, and is replaced as a whole; name another folder")
         self.path.mkdir(parents=True, exist_ok=True)
-        self._locks.append(_lock(self.path))
+        self._locks.append(folders.lock(self.path))
         if aside.exists() and not folder.exists():
             aside.rename(folder)
         for left in self.path.iterdir():
@@ -123,8 +131,11 @@ class Draft:
     def open(self, name: str) -> Iterator[_Counted]:
         """The file ``name``, to be written; it is on the disk when the context ends."""
         path = self.path / name
-        written = beside(path, "saving") if self._in_place else path
-        with written.open("wb") as file, futures.ThreadPoolExecutor(2) as pool:
+        written = folders.beside(path, "saving") if self._in_place else path
+        with contextlib.ExitStack() as stack:
+            file = stack.enter_context(written.open("wb"))
+            # In the background nobody waits, and as the interpreter ends there are no pools any more.
+            pool = stack.enter_context(futures.ThreadPoolExecutor(2)) if self._memory is None else None
             counted = _Counted(file, written, pool)
             try:
                 yield counted
@@ -138,7 +149,29 @@ class Draft:
                 raise
         if self._in_place:
             written.replace(path)
-        self._files[name] = [counted.size, counted.crc]
+        self.files[name] = [counted.size, counted.crc]
+
+    def put(self, name: str, chunks: Iterable[bytes | torch.Tensor]) -> None:
+        """The file ``name``, of bytes and the bytes of tensors."""
+        if self._memory is not None:
+            self._kept.append((name, [self._memory.keep(one) for one in chunks]))
+            return
+        with self.open(name) as file:
+            for chunk in chunks:
+                file.write(chunk if isinstance(chunk, bytes) else flat(chunk).cpu().numpy().data)
+
+    @property
+    def has_kept(self) -> bool:
+        """Whether there is anything for ``write_kept`` to do."""
+        return bool(self._kept)
+
+    def write_kept(self) -> None:
+        """Write what was kept."""
+        for name, chunks in self._kept:
+            with self.open(name) as file:
+                for chunk in chunks:
+                    file.write(chunk)
+        self._kept.clear()
 
     def text(self, name: str, text: str) -> None:
         """A text file."""
@@ -149,45 +182,44 @@ class Draft:
         """``thing`` as torch saves it; ``ConfigError`` for a kind that can't be loaded without executing pickle."""
         if any(map(_is_on_xla, trees.leaves(thing))):  # else only a process with torch_xla could read it
             thing = trees.map_leaves(lambda leaf: leaf.detach().cpu() if _is_on_xla(leaf) else leaf, thing)
-        with self.open(name) as file, torch.serialization.safe_globals(_NUMPY):
-            with _without_second_crc():
-                torch.save(thing, cast("IO[bytes]", file))
-            file.flush()
-            unsafe = [] if of_any_kind else torch.serialization.get_unsafe_globals_in_checkpoint(str(file.path))
-            if unsafe:
-                raise ConfigError(
-                    f"{name} would hold {', '.join(sorted(unsafe))}, which can't be loaded without executing pickle; "
-                    "have state_dict() return tensors, arrays, numbers, strings, lists and dictionaries only"
-                )
+        if self._memory is not None:
+            buffer = io.BytesIO()
+            _save(thing, buffer, buffer, name, of_any_kind=of_any_kind)
+            self._kept.append((name, [buffer.getbuffer()]))
+            return
+        with self.open(name) as file:
+            _save(thing, file, str(file.path), name, of_any_kind=of_any_kind)
 
-    def commit(self, facts: dict[str, Any]) -> None:
+    def commit(self, facts: dict[str, Any], files: Mapping[str, list[int]]) -> None:
         """Put the draft in its place, with ``facts`` in its manifest; what else was in the folder stays there.
 
-        At every moment either the folder there was before can be loaded, or the new one.
+        ``files`` are those that all ranks have written. At every moment either the folder there was before can be
+        loaded, or the new one.
         """
+        self.files |= {name: entry for name, entry in files.items() if (self.path / name).is_file()}
         for path in self.path.rglob("*"):
             name = path.relative_to(self.path).as_posix()
-            if path.is_file() and name not in self._files:  # a hook's
-                self._files[name] = [path.stat().st_size, _crc(path)]
-                _sync(path)
-        facts = {"format": FORMAT, **facts, "files": dict(self._files)}
+            if path.is_file() and name not in self.files:  # a hook's, or DeepSpeed's
+                self.files[name] = [path.stat().st_size, folders.crc(path)]
+                folders.sync(path)
+        facts = {"format": FORMAT, **facts, "files": dict(self.files)}
         self.text(MANIFEST, json.dumps(facts | {"crc32": crc_of(facts)}, indent=1))
         self._carry_over()
-        _sync(self.path)
+        folders.sync(self.path)
         self._put_in_place()
-        _sync(self.folder.parent)
-        remove(*([self.path] if len(self._locks) > 1 else []), beside(self.folder, "old"))
+        folders.sync(self.folder.parent)
+        folders.remove(*([self.path] if len(self._locks) > 1 else []), folders.beside(self.folder, "old"))
         self._unlock()
 
     def discard(self) -> None:
         """Give it up."""
         if self._locks:  # else the draft is another's
-            remove(self.path)
+            folders.remove(self.path)
             self._unlock()
 
     def _unlock(self) -> None:
         while self._locks:
-            _unlock(self._locks.pop())
+            folders.unlock(self._locks.pop())
 
     def _carry_over(self) -> None:
         """Link what the folder holds beside its checkpoint into the draft."""
@@ -204,19 +236,19 @@ class Draft:
             return taken + [name for name in names if (base / name).as_posix() in replaced]
 
         shutil.copytree(
-            self.folder, self.path, ignore=passed_over, copy_function=_link, symlinks=True, dirs_exist_ok=True
+            self.folder, self.path, ignore=passed_over, copy_function=folders.link, symlinks=True, dirs_exist_ok=True
         )
 
     def _put_in_place(self) -> None:
-        folder, aside = self.folder, beside(self.folder, "old")
+        folder, aside = self.folder, folders.beside(self.folder, "old")
         if folder.exists():
-            replaced = _lock(folder)  # before it is where drafts are
+            replaced = folders.lock(folder)  # before it is where drafts are
             if _exchange(self.path, folder):
                 self._locks.append(replaced)
                 return
-            _unlock(replaced)
+            folders.unlock(replaced)
             if aside.exists():
-                remove(folder)  # what is set aside is the last checkpoint, this is none
+                folders.remove(folder)  # what is set aside is the last checkpoint, this is none
             else:
                 folder.rename(aside)
         self.path.rename(folder)
@@ -224,7 +256,7 @@ class Draft:
 
 def locate(folder: Path) -> Path:
     """``folder``, or where an interrupted save left what was in it; ``CheckpointError`` where there is none."""
-    for place in (folder, beside(folder, "old")):
+    for place in (folder, folders.beside(folder, "old")):
         if (place / MANIFEST).is_file():
             return place
     why = f"it has no {MANIFEST}" if folder.is_dir() else "there is no such folder"
@@ -277,7 +309,7 @@ def _problem(path: Path, size: int, crc: int) -> str | None:
         found = path.stat().st_size
         if found != size:
             return f"is damaged: {found} bytes, not {size}"
-        return None if _crc(path) == crc else "is damaged: its content has changed"
+        return None if folders.crc(path) == crc else "is damaged: its content has changed"
     except OSError as error:
         return f"can't be read: {error}"
 
@@ -293,50 +325,25 @@ def read(path: Path) -> Any:
         raise CheckpointError(f"{path} can't be read: {why}. Load another checkpoint.") from error
 
 
-def take_away(folder: Path) -> None:
-    """Delete a checkpoint, which is none any more from the first moment on."""
-    aside = beside(folder, "removing")
-    remove(aside)
-    folder.rename(aside)
-    remove(aside)
+def flat(tensor: torch.Tensor) -> torch.Tensor:
+    """The bytes of ``tensor``, sharing its memory where it is in one piece; in host memory, of one that XLA has."""
+    tensor = tensor.cpu() if _is_on_xla(tensor) else tensor
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
-def clear(*drafts: Path) -> None:
-    """Delete those of ``drafts`` that nobody is writing."""
-    for draft in drafts:
-        with contextlib.suppress(OSError, CheckpointError):
-            lock = _lock(draft)
-            remove(draft)
-            _unlock(lock)
-
-
-def remove(*folders: Path) -> None:
-    """Delete what is there of ``folders``; what can't be deleted stays."""
-    for folder in folders:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _lock(draft: Path) -> int:
-    """Keep other processes from writing into ``draft``, until what is returned is closed or this process ends."""
-    descriptor = os.open(draft, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        is_ours = os.path.samestat(os.fstat(descriptor), draft.stat())
-    except OSError as error:
-        is_ours = error.errno in {errno.EBADF, errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS}  # no locks there
-    if not is_ours:
-        os.close(descriptor)
-        raise CheckpointError(
-            f"another process is saving into {draft}, and two would write one checkpoint; give each run a folder of "
-            "its own (save_on_each_node=True is for folders that machines do not share)"
+def _save(thing: Any, file: Any, written: Any, name: str, *, of_any_kind: bool) -> None:
+    with torch.serialization.safe_globals(_NUMPY):
+        with _without_second_crc():
+            torch.save(thing, cast("IO[bytes]", file))
+        file.flush()
+        if file is written:
+            file.seek(0)
+        unsafe = [] if of_any_kind else torch.serialization.get_unsafe_globals_in_checkpoint(written)
+    if unsafe:
+        raise ConfigError(
+            f"{name} would hold {', '.join(sorted(unsafe))}, which can't be loaded without executing pickle; "
+            "have state_dict() return tensors, arrays, numbers, strings, lists and dictionaries only"
         )
-    return descriptor
-
-
-def _unlock(descriptor: int) -> None:
-    with contextlib.suppress(OSError):
-        fcntl.flock(descriptor, fcntl.LOCK_UN)  # a forked process may hold it too
-    os.close(descriptor)
 
 
 @contextlib.contextmanager
@@ -355,27 +362,3 @@ def _exchange(one: Path, other: Path) -> bool:
     swap = getattr(ctypes.CDLL(None), "renameat2", None) if sys.platform == "linux" else None
     here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
     return swap is not None and swap(here, os.fsencode(one), here, os.fsencode(other), exchange) == 0
-
-
-def _link(source: str, target: str) -> None:
-    try:
-        os.link(source, target)
-    except OSError:  # a file system without hard links
-        shutil.copy2(source, target)
-
-
-def _crc(path: Path) -> int:
-    crc = 0
-    with path.open("rb", buffering=0) as file:
-        chunk = memoryview(bytearray(_CHUNK_BYTES))
-        while size := file.readinto(chunk):
-            crc = zlib.crc32(chunk[:size], crc)
-    return crc
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

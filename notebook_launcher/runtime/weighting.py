@@ -15,12 +15,15 @@ from notebook_launcher.runtime.accumulation import Group
 
 if TYPE_CHECKING:
     from notebook_launcher.runtime.accumulation import Accumulation
+    from notebook_launcher.runtime.process import Process
 
 
 def weigh(
-    loss: torch.Tensor, num_items: float | torch.Tensor | None, shared: Accumulation, num_processes: int
+    loss: torch.Tensor, num_items: float | torch.Tensor | None, shared: Accumulation, process: Process
 ) -> torch.Tensor:
     """``loss``, a sum over ``num_items``, as its part in the mean over the items of its group on all ranks.
+
+    ``process`` is one of those that share the data.
 
     Raises ``ValueError`` where only some losses of a group come with their number of items.
     """
@@ -42,7 +45,7 @@ def weigh(
                 f"backward(loss, num_items=...) with gradient_accumulation_steps={window.divisor} must know where a "
                 "group ends: call it in `with accelerator.accumulate(model):`"
             )
-        return loss * (num_processes / _total(items, num_processes))
+        return loss * (process.num_processes / _total(items, process))
     is_first = window.items is None or not window.is_pending
     if is_first:
         window.items = torch.zeros_like(items)
@@ -51,16 +54,16 @@ def weigh(
     if not window.sync:
         part: torch.Tensor = loss / window.unit
         return part
-    factor: torch.Tensor = num_processes / _total(window.items, num_processes)
+    factor: torch.Tensor = process.num_processes / _total(window.items, process)
     if not is_first:
         window.rescale(window.unit * factor)
     window.unit = 1 / factor
     return loss * factor
 
 
-def _total(items: torch.Tensor, num_processes: int) -> torch.Tensor:
+def _total(items: torch.Tensor, process: Process) -> torch.Tensor:
     """All ranks' items, at least 1."""
     total = items.clone()
-    if num_processes > 1:
-        dist.all_reduce(total)
+    if process.num_processes > 1:
+        dist.all_reduce(total, group=process.group)
     return total.clamp_(min=1)

@@ -32,7 +32,7 @@ Tensors = dict[str, torch.Tensor]
 def save(draft: storage.Draft, name: str, state: Mapping[str, Any], *, safe: bool = True) -> None:
     """``state`` as ``<name>.safetensors``; ``safe`` False: as torch saves it, ``pytorch_<name>.bin``."""
     if safe:
-        _write(draft, f"{name}.safetensors", *untied(state))
+        write(draft, f"{name}.safetensors", *untied(state))
     else:
         draft.objects(f"pytorch_{name}.bin", dict(state))
 
@@ -42,21 +42,25 @@ def fitting(folder: Path, name: str, model: nn.Module, *, strict: bool = True) -
     path = folder / f"{name}.safetensors"
     is_safe = path.name in storage.manifest(folder)["files"]  # what else is in the folder may have that name
     state = _read(path) if is_safe else storage.read(path := folder / f"pytorch_{name}.bin")
-    own = model.state_dict()
+    check(path, state, model.state_dict(), type(model).__name__, strict=strict)
+    return state
+
+
+def check(path: Path, state: Mapping[str, Any], own: Mapping[str, Any], kind: str, *, strict: bool = True) -> None:
+    """Raise ``CheckpointError`` where ``state``, from ``path``, doesn't fit ``own``, the state of a model ``kind``."""
     lacking, unknown = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
     if strict and (lacking or unknown):
         raise CheckpointError(
-            f"{path} doesn't fit the model, a {type(model).__name__}: it lacks {lacking}, and has {unknown} that the "
+            f"{path} doesn't fit the model, a {kind}: it lacks {lacking}, and has {unknown} that the "
             "model lacks. Prepare the model that was saved, or load_state(..., strict=False) takes what there is."
         )
     for key in own.keys() & state.keys():
         saved, wanted = (getattr(one[key], "shape", None) for one in (state, own))
         if saved != wanted:
             raise CheckpointError(
-                f"{path} doesn't fit the model, a {type(model).__name__}: {key!r} has the shape {_shape(saved)} there, "
+                f"{path} doesn't fit the model, a {kind}: {key!r} has the shape {_shape(saved)} there, "
                 f"and {_shape(wanted)} in the model"
             )
-    return state
 
 
 def save_model(
@@ -80,7 +84,7 @@ def save_model(
     files = files if len(files) > 1 else [f"{stem}.{suffix}"]
     for file, shard in zip(files, shards, strict=True):
         if safe:
-            _write(draft, file, shard, {old: kept for old, kept in aliases.items() if kept in shard})
+            write(draft, file, shard, {old: kept for old, kept in aliases.items() if kept in shard})
         else:
             draft.objects(file, shard)
     if len(files) > 1:
@@ -99,7 +103,7 @@ def save_object(thing: Any, path: str | os.PathLike[str], *, safe: bool = False)
     path = Path(path)
     draft = storage.Draft(path.parent, in_place=True)
     if safe:
-        _write(draft, path.name, *untied(thing))
+        write(draft, path.name, *untied(thing))
     else:
         draft.objects(path.name, thing, of_any_kind=True)
 
@@ -119,7 +123,7 @@ def untied(state: Mapping[str, Any]) -> tuple[Tensors, dict[str, str]]:
     tensors: Tensors = {}
     aliases: dict[str, str] = {}
     for name, value in state.items():
-        if not isinstance(value, torch.Tensor) or value.layout != torch.strided or value.dtype not in _CODES:
+        if not is_plain(value):
             kind = value.dtype if isinstance(value, torch.Tensor) else type(value).__name__
             raise ConfigError(
                 f"{name!r} in the model's state, a {kind}, can't be in a safetensors file; pass "
@@ -133,6 +137,11 @@ def untied(state: Mapping[str, Any]) -> tuple[Tensors, dict[str, str]]:
             kept[place] = name
             tensors[name] = value
     return tensors, aliases
+
+
+def is_plain(value: Any) -> bool:
+    """Whether a safetensors file can hold it."""
+    return isinstance(value, torch.Tensor) and value.layout == torch.strided and value.dtype in _CODES
 
 
 def _shards(tensors: Tensors, max_bytes: int) -> Iterator[Tensors]:
@@ -155,8 +164,11 @@ def _shape(shape: Any) -> Any:
     return shape if shape is None else tuple(shape)
 
 
-def _write(draft: storage.Draft, file: str, tensors: Tensors, aliases: dict[str, str]) -> None:
-    """The format is a few lines; the package's own writer takes no open file, and copies every tensor before."""
+def write(draft: storage.Draft, file: str, tensors: Tensors, aliases: Mapping[str, str]) -> None:
+    """``tensors`` as a safetensors file, with ``aliases`` in its metadata.
+
+    The format is a few lines; the package's own writer takes no open file, and copies every tensor before.
+    """
     header: dict[str, Any] = {"__metadata__": {"format": "pt", **aliases}}
     stop = 0
     for name, tensor in tensors.items():
@@ -164,11 +176,7 @@ def _write(draft: storage.Draft, file: str, tensors: Tensors, aliases: dict[str,
         header[name] = {"dtype": _CODES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, stop]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    with draft.open(file) as out:
-        out.write(len(text).to_bytes(8, "little") + text)
-        for tensor in tensors.values():
-            data = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-            out.write(data.numpy().data)
+    draft.put(file, [len(text).to_bytes(8, "little") + text, *tensors.values()])
 
 
 def _read(path: Path) -> Tensors:

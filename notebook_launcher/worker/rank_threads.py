@@ -61,6 +61,9 @@ class ThreadServer(serve.Server):
         with self._speaking:
             self._hears = callable(action)
 
+    def _release(self) -> None:
+        """Nothing: connections are the process's, whose other ranks go on."""
+
     def _interrupting(self) -> None:
         """Raise in this rank's thread alone; it comes when the thread is next in Python code."""
         with self._speaking:

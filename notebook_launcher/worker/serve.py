@@ -21,6 +21,7 @@ from notebook_launcher.core.errors import ChannelClosedError
 from notebook_launcher.core.shared_memory import unpack
 from notebook_launcher.worker import failure, inspection, rendezvous, streams, surroundings
 from notebook_launcher.worker.device_memory import DeviceMemoryWatch
+from notebook_launcher.worker.metric_batch import MetricBatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,6 +47,7 @@ class Server:
         self._sending = self._late = self._is_nobody = False
         self._untold = threading.Lock()  # free until the end has been told
         self._may_leave = threading.Event()
+        self._metrics = MetricBatch(channel.send)
         self._memory: DeviceMemoryWatch | None = None
         self._head_start = _thread.allocate_lock()
         self._head_start.acquire()
@@ -131,6 +133,10 @@ class Server:
         endings.run(failed=True)
         late.cancel()
 
+    def _release(self) -> None:
+        # Apart: taking connections down may fail, or wait for a rank that hangs.
+        _thread.start_new_thread(surroundings.leave_process_groups, ())
+
     def _interrupting(self) -> None:
         _thread.start_new_thread(self._close_if_deaf, ())
 
@@ -145,6 +151,7 @@ class Server:
     def _tell(self, last: events.Finished | events.Failed) -> None:
         if self._untold.acquire(blocking=False):
             streams.flush()
+            self._metrics.flush()
             self._channel.send(last)
 
     def _become_nobody(self) -> None:
@@ -168,16 +175,23 @@ class Server:
     def _report(self, event: events.Event) -> None:
         """Send an event. An interrupt waits until the message is whole: half of one spoils the channel."""
         if threading.get_ident() != self._main_thread:
-            self._channel.send(event)
+            self._send(event)
             return
         self._sending = True
         try:
-            self._channel.send(event)
+            self._send(event)
         finally:
             self._sending = False
         if self._late:
             self._late = False
             raise KeyboardInterrupt
+
+    def _send(self, event: events.Event) -> None:
+        if isinstance(event, events.Metric):
+            self._metrics.add(event)
+        else:
+            self._metrics.flush()
+            self._channel.send(event)
 
     def _hear(self, _signal: int, _frame: FrameType | None) -> None:
         self._interrupted.set()  # only a flag: the channel's lock may be held by the very code that was interrupted
@@ -193,6 +207,7 @@ class Server:
         while True:
             try:
                 streams.flush()
+                self._metrics.flush()
                 if self._interrupted.is_set() and not told:
                     told = True
                     self._channel.send(events.Interrupted())
@@ -222,8 +237,7 @@ class Server:
         elif isinstance(command, events.Interrupting):
             self._interrupting()
         elif isinstance(command, events.Release):
-            # Apart: taking connections down may fail, or wait for a rank that hangs.
-            _thread.start_new_thread(surroundings.leave_process_groups, ())
+            self._release()
         elif isinstance(command, events.Leave):
             self._may_leave.set()
 

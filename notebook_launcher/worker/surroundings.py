@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import random
+import socket
 import sys
 from typing import TYPE_CHECKING
 
@@ -85,6 +87,23 @@ def leave_process_groups() -> None:
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         distributed.destroy_process_group()
         gc.collect()  # a wrapped model that the function has left behind holds them too
+    if distributed is not None:
+        _shut_connections()
+
+
+def _shut_connections() -> None:
+    """End the TCP connections that are left, whoever holds them: sharded models keep their groups for good.
+
+    Those of the rendezvous store stay, which may be served from here.
+    """
+    import psutil
+
+    store = snapshot().get("MASTER_PORT")
+    with contextlib.suppress(psutil.Error):
+        for one in psutil.Process().net_connections("tcp"):
+            if one.raddr and store not in {str(one.laddr.port), str(one.raddr.port)}:
+                with contextlib.suppress(OSError), socket.socket(fileno=os.dup(one.fd)) as connection:
+                    connection.shutdown(socket.SHUT_RDWR)
 
 
 _seeded_pid = 0  # the process whose generators have a seed of their own

@@ -114,7 +114,6 @@ def test_unknown_keys_are_named_once_kept_and_written_back(written, tmp_path):
     [
         ("dynamo_config", "{}", "{dynamo_backend: INDUCTOR}"),
         ("dynamo_config", "{dynamo_backend: 'NO'}", "{dynamo_backend: EAGER}"),
-        ("parallelism_config", "{}", "{parallelism_config_tp_size: 2}"),
         ("downcast_bf16", "'no'", "'yes'"),
         ("downcast_bf16", "no", "yes"),
         ("enable_cpu_affinity", "false", "true"),
@@ -314,3 +313,32 @@ def test_what_can_t_be_written_is_said(tmp_path):
     with pytest.raises(ConfigError, match="what YAML can't say"):
         LaunchConfig(extra={"a": object()}).save(tmp_path / "c.yaml")
     assert not (tmp_path / "c.yaml").exists()
+
+
+MESH = """distributed_type: MULTI_GPU
+num_processes: 4
+parallelism_config:
+  parallelism_config_cp_comm_strategy: allgather
+  parallelism_config_cp_size: 1
+  parallelism_config_dp_replicate_size: 1
+  parallelism_config_dp_shard_size: 2
+  parallelism_config_tp_size: 2
+"""
+
+
+def test_accelerates_sizes_of_a_mesh_are_read_and_written_back(written, tmp_path, recwarn):
+    config = LaunchConfig.load(written(MESH))
+    assert config.strategy is None  # MULTI_GPU says only that there are several
+    config.save(tmp_path / "again.yaml")
+    assert LaunchConfig.load(tmp_path / "again.yaml") == config
+    section = yaml.safe_load(MESH)["parallelism_config"]
+    assert yaml.safe_load((tmp_path / "again.yaml").read_text())["parallelism_config"] == section
+    assert not recwarn.list
+
+
+def test_zero_with_a_mesh_is_refused_by_both_names(written):
+    text = MESH.replace("MULTI_GPU", "DEEPSPEED")
+    with pytest.raises(
+        ConfigError, match=r"strategy='deepspeed' can't be together with parallelism_config \(dp_shard_size"
+    ):
+        LaunchConfig.load(written(text))

@@ -21,6 +21,10 @@ def test_load_gives_what_the_name_stands_for(registry):
     assert registry.load("local") is OrderedDict
 
 
+def test_a_name_is_guessed_in_any_case():
+    assert "Did you mean 'fsdp'?" in str(unknown_name("strategy", "FSDP", ["fsdp", "ddp"]))
+
+
 def test_nothing_is_imported_before_it_is_asked_for(tmp_path, monkeypatch):
     (tmp_path / "imported_late.py").write_text("VALUE = 3")
     monkeypatch.syspath_prepend(tmp_path)

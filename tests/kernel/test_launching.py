@@ -123,7 +123,7 @@ os.environ["ACCELERATE_MIXED_PRECISION"] = "bf16"
 _ = launch(rank, num_processes=2, device="cpu")
 del os.environ["ACCELERATE_MIXED_PRECISION"]
 """)
-    assert "2 processes · CPU (gloo) · bf16 · ddp" in cell.shown
+    assert "2 processes · CPU (gloo) · bf16 · DDP" in cell.shown
     assert "num_processes=2 from argument" in cell.shown
     assert "mixed_precision='bf16' from environment variable ACCELERATE_MIXED_PRECISION" in cell.shown
 

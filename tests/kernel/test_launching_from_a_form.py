@@ -90,6 +90,16 @@ def test_a_field_that_can_t_be_launches_nothing_and_prints_nothing(page):
     assert page.ask("'run' in dir()") == "False"
 
 
+def test_a_cell_that_is_run_again_closes_the_panel_that_it_has_shown(page):
+    page.kernel.ok("from notebook_launcher.widgets import panel as panels")
+    still_open = "[p for p in (one() for one in panels._shown) if p is not None and p._view is not None]"
+    before = int(page.ask(f"len({still_open})"))
+    for cell in ("a", "a", "b", "a"):
+        page.kernel.run_as_cell("%launcher", cell)
+    assert int(page.ask(f"len({still_open})")) == before + 2
+    page.kernel.ok(f"for p in {still_open}[-2:-1]: p.close()")  # the fixture closes the last
+
+
 def test_code_in_a_new_cell_gives_the_same_results(page):
     page.fill("num_processes", {"value": "1"})
     page.fill("num_epochs()", {"value": "1"})
@@ -116,5 +126,5 @@ def test_without_a_front_end_the_panel_is_its_static_form(tmp_path):
         (output,) = cell.outputs
         assert set(output["data"]) == {"text/html", "text/plain"}
         assert "num_epochs" in output["data"]["text/html"]
-        assert "2 processes · CPU (gloo) · fp32 · ddp" in output["data"]["text/plain"]
+        assert "2 processes · CPU (gloo) · fp32 · DDP" in output["data"]["text/plain"]
     assert not book.metadata.get("widgets")

@@ -297,6 +297,6 @@ def test_two_machines_meet(tmp_path):
         for machine in machines:
             machine.kill()
             machine.communicate()
-    assert "4 processes · CPU (gloo) · fp32 · ddp · machine 0 of 2" in outputs[0]
+    assert "4 processes · CPU (gloo) · fp32 · DDP · machine 0 of 2" in outputs[0]
     assert "results [([0, 0, 4, 2, 0], 1111.0), ([1, 1, 4, 2, 0], 1111.0)]" in outputs[0]
     assert "results [([2, 0, 4, 2, 1], 1111.0), ([3, 1, 4, 2, 1], 1111.0)]" in outputs[1]

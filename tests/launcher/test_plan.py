@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 import pytest
 
 from notebook_launcher.core.config import LaunchConfig
@@ -38,7 +40,7 @@ def test_auto_takes_every_gpu():
     assert [world.rank for world in made.worlds] == list(range(8))
     assert [world.local_rank for world in made.worlds] == list(range(8))
     assert {(world.world_size, world.local_world_size, world.device) for world in made.worlds} == {(8, 8, "cuda")}
-    assert made.headline == "8 processes · CUDA (NCCL) · fp32 · ddp"
+    assert made.headline == "8 processes · CUDA (NCCL) · fp32 · DDP"
     assert made.notes == ()
     assert made.environment == {}
 
@@ -54,7 +56,7 @@ def test_on_the_cpu_two_processes_share_the_cores():
     made = plan(*LAPTOP)
     assert len(made.worlds) == DEFAULT_ON_CPU
     assert {world.num_threads for world in made.worlds} == {max(1, num_cores() // DEFAULT_ON_CPU)}
-    assert made.headline == "2 processes · CPU (gloo) · fp32 · ddp"
+    assert made.headline == "2 processes · CPU (gloo) · fp32 · DDP"
 
 
 def test_more_processes_than_cores_have_a_thread_each():
@@ -253,7 +255,7 @@ def test_fp16_where_auto_found_only_the_cpu():
         "mixed_precision='fp16' can't be used on cpu (the device chosen by device='auto', which found no other): "
         "a CPU emulates it. Use 'bf16' or 'no'."
     )
-    assert plan(GPUS, CPU, mixed_precision="fp16").headline == "8 processes · CUDA (NCCL) · fp16 · ddp"
+    assert plan(GPUS, CPU, mixed_precision="fp16").headline == "8 processes · CUDA (NCCL) · fp16 · DDP"
 
 
 def test_bf16_on_gpus_that_lack_it():
@@ -262,12 +264,63 @@ def test_bf16_on_gpus_that_lack_it():
     assert "(the device asked for)" in refusal(OLD_GPUS, CPU, device="cuda", mixed_precision="bf16")
 
 
-def test_every_strategy_in_the_table_is_accepted_and_others_get_the_nearest_name():
+def test_every_strategy_in_the_table_is_accepted_and_others_get_the_nearest_name(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)  # what they need is installed
     for name in set(STRATEGIES.names) - set(DEVICE_OF):
         assert plan(*LAPTOP, strategy=name, num_processes=1).worlds[0].strategy == name
     text = refusal(*LAPTOP, strategy="ddb")
     assert "strategy 'ddb' is not known" in text
     assert "Did you mean 'ddp'?" in text
+
+
+def test_a_strategy_whose_package_is_missing_is_refused_before_anything_starts(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    text = refusal(*LAPTOP, strategy="deepspeed")
+    assert "strategy='deepspeed' needs the package deepspeed, which is not installed" in text
+    assert "pip install 'notebook-launcher[deepspeed]'" in text
+    assert plan(*LAPTOP, strategy="fsdp").worlds
+
+
+def test_sizes_of_a_mesh_go_to_the_ranks_and_must_fit_the_processes():
+    mesh = {"parallelism_config": {"parallelism_config_tp_size": 2, "parallelism_config_dp_shard_size": 1}}
+    assert plan(*LAPTOP, extra=mesh).worlds[1].parallelism_config == '{"tp_size": 2, "dp_shard_size": 1}'
+    assert plan(*LAPTOP).worlds[0].parallelism_config is None
+    text = refusal(*LAPTOP, extra=mesh, num_processes=3)
+    assert "tp_size 2 = 2 processes, and the run has 3: launch 2" in text
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"extra": {"parallelism_config": {"pp_size": 2, "tp_size": 2}}}, "asks for pp_size 2 and tp_size 2: a pipe"),
+        ({"extra": {"parallelism_config": {"cp_size": 4}}}, "asks for cp_size 4, a way to spread a model that is not"),
+        ({"strategy": "pp", "gradient_accumulation_steps": 3}, "'pp' can't be together with gradient_accumulation_st"),
+        (
+            {"extra": {"parallelism_config": {"pp_size": 2}}, "gradient_accumulation_steps": 3},
+            "strategy='pp' can't be together with gradient_accumulation_steps=3",
+        ),
+    ],
+    ids=range(4),
+)
+def test_what_cannot_be_with_a_mesh_is_refused_before_anything_starts(options, says):
+    assert says in refusal(*LAPTOP, device="cpu", num_processes=4, **options)
+
+
+def test_the_headline_names_what_the_mesh_asks_for():
+    def headline(**sizes):
+        return plan(*LAPTOP, device="cpu", num_processes=4, extra={"parallelism_config": sizes}).headline
+
+    assert headline(tp_size=2).endswith("tensor parallel")
+    assert headline(pp_size=4).endswith("pipeline parallel")
+    assert headline(dp_shard_size=2, dp_replicate_size=2).endswith("FSDP")
+    assert headline(dp_replicate_size=4).endswith("DDP")
+
+
+def test_a_section_for_another_strategy_is_told():
+    section = {"fsdp_config": {"fsdp_offload_params": True}, "deepspeed_config": {}}
+    notes = plan(*LAPTOP, device="cpu", strategy="ddp", extra=section).notes
+    assert notes[-1] == "fsdp_config has no effect: it is for strategy='fsdp', and this is 'ddp'"
+    assert "no effect" not in str(plan(*LAPTOP, device="cpu", strategy="fsdp", extra=section).notes)
 
 
 def test_one_process_is_what_single_takes():

@@ -29,9 +29,25 @@ def refusal(*rows, **options):
 def test_every_device_has_a_rank_and_the_engine_is_xlas():
     made = plan(TPUS, device="tpu")
     assert [(world.rank, world.world_size, world.device) for world in made.worlds] == [(r, 8, "tpu") for r in range(8)]
-    assert made.headline == "8 processes · TPU (XLA) · fp32 · ddp"
+    assert made.headline == "8 processes · TPU (XLA) · fp32 · DDP"
     assert made.engine == "xla"
     assert made.environment == {"PJRT_DEVICE": "TPU", "TF_CPP_MIN_LOG_LEVEL": "2"}
+
+
+@pytest.mark.parametrize("strategy", ["fsdp", "deepspeed", "tp", "pp"])
+def test_strategies_that_tpus_do_not_have_are_refused_before_anything_starts(strategy):
+    assert refusal(TPUS, device="tpu", strategy=strategy) == (
+        f"strategy={strategy!r} is not there for device='tpu', which has single, ddp, xla, spmd, spmd_fsdp. Use one of "
+        "them, or another device."
+    )
+
+
+def test_a_mesh_is_refused_too():
+    mesh = {"parallelism_config": {"parallelism_config_tp_size": 2}}
+    assert "strategy='tp' is not there for device='tpu'" in refusal(TPUS, device="tpu", extra=mesh)
+    assert "strategy='spmd' can't be together with parallelism_config (tp_size 2): it is XLA that spreads" in refusal(
+        TPUS, device="tpu", strategy="spmd", extra=mesh
+    )
 
 
 def test_what_the_notebook_or_the_options_say_of_xla_stands():

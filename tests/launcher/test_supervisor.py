@@ -98,7 +98,7 @@ def test_displays_and_metrics_arrive_with_their_rank():
     rank.returns().exits()
     run = Supervised(rank).supervise()
     assert run.sink.named("displayed") == [("displayed", 0, {"text/plain": "a figure"})]
-    assert run.record.metrics == [{"rank": 0, "step": 3, "time_s": 1000.0, "loss": 0.5}]
+    assert list(run.record.metrics) == [{"rank": 0, "step": 3, "time_s": 1000.0, "loss": 0.5}]
 
 
 def test_a_rank_s_loops_and_its_device_s_memory_are_known():
@@ -121,14 +121,25 @@ def test_who_is_woken_all_the_time_takes_a_breath_but_not_while_a_rank_waits_to_
     rank = FakeRank().starts()
     run = Supervised(rank)
     breaths = []
+
+    def look(*times_s, behind=False):
+        before = len(breaths)
+        for now_s in times_s:
+            run.supervisor._behind = behind
+            run.supervisor._breathe(now_s)
+        return len(breaths) - before
+
     with monkeypatch.context() as patch:
         patch.setattr(supervisors.time, "sleep", breaths.append)
-        for look in range(40):
-            run.supervisor._behind = look % 2 == 0  # much was found
-            run.supervisor._breathe(100.0 + look * 0.001)
-        assert len(breaths) == 10
-        run.supervisor._breathe(200.0)
-        assert len(breaths) == 10
+        assert look(*(100 + number / 250 for number in range(25))) == 0  # until now nobody knows
+        assert look(*(100.11 + number / 100 for number in range(10))) == 10
+        assert look(*(100.22 + number / 100 for number in range(10)), behind=True) == 0
+        assert look(100.33, 100.34) == 2
+        assert look(100.44, 100.45) == 0  # only two looks: all is calm
+        assert look(*(100.55 + number / 250 for number in range(25)), 100.66) == 1
+        run.record.finished[0] = events.Finished(None)  # the end waits for nobody
+        assert look(100.67) == 0
+        run.record.finished.clear()
     rank.returns().exits()
     run.supervise()
 

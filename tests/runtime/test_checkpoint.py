@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from notebook_launcher import Accelerator, CheckpointError, ConfigError
-from notebook_launcher.runtime import storage
+from notebook_launcher.runtime import folders, storage
 from notebook_launcher.runtime.plugins import ProjectConfiguration
 
 EXECUTED = []
@@ -266,7 +266,7 @@ def test_a_folder_that_is_no_checkpoint_is_refused(tmp_path):
         parts.accelerator.load_state(tmp_path / "x")
     saved(tmp_path)
     edit_manifest(tmp_path, format=7)
-    with pytest.raises(CheckpointError, match="is of format 7, and this version reads 1"):
+    with pytest.raises(CheckpointError, match="is of format 7, and this version reads 2"):
         parts.accelerator.load_state(tmp_path)
 
 
@@ -560,13 +560,13 @@ def test_a_checkpoint_that_is_replaced_while_it_is_read(tmp_path, monkeypatch):
     others = [Parts(2.0), Parts(3.0)]
     parts = Parts(0.0)
 
-    def replace_once(path, original=storage._crc):
+    def replace_once(path, original=folders.crc):
         if len(others) == 2:
             others.pop(0).accelerator.save_state(tmp_path / "ck")
         return original(path)
 
     with monkeypatch.context() as patched:
-        patched.setattr(storage, "_crc", replace_once)
+        patched.setattr(folders, "crc", replace_once)
         parts.accelerator.load_state(tmp_path / "ck")
     assert parts.all_at(2.0), "not yet read: the new one is as good"
     parts.accelerator.register_load_state_pre_hook(lambda *_: others[0].accelerator.save_state(tmp_path / "ck"))
@@ -643,3 +643,31 @@ def test_what_fails_on_one_rank_fails_on_all_with_the_same_words(on_ranks, tmp_p
     assert results[0] == results[1]
     assert all("failed on rank 0: " in text for text in results[0])
     assert files_of(tmp_path) == ["file"]
+
+
+class Broken(Value):
+    """One that can't be loaded on rank 1."""
+
+    def load_state_dict(self, state):
+        self.value = state["value"]
+        if torch.distributed.get_rank() == 1 and state["value"] == 1.0:
+            raise KeyError("value")
+
+
+def load_broken(folder):
+    parts = Parts(1.0)
+    second = Broken(1.0)
+    parts.accelerator.register_for_checkpointing(second)
+    parts.accelerator.save_state(folder)
+    parts.set(2.0)
+    second.value = 2.0
+    with pytest.raises(CheckpointError) as caught:
+        parts.accelerator.load_state(folder)
+    return str(caught.value), parts.all_at(2.0), second.value
+
+
+def test_an_object_that_can_t_be_loaded_on_one_rank_changes_nothing_on_any(on_ranks, tmp_path):
+    for message, is_unchanged, value in on_ranks(load_broken, tmp_path):
+        assert message == "load_state failed on rank 1: KeyError('value')"
+        assert is_unchanged
+        assert value == 2.0

@@ -74,7 +74,7 @@ def kill_at(number):
     os.fsync = sync
 
 
-def saves_killed(folder, can_exchange, automatic):
+def saves_killed(folder, can_exchange, automatic, in_background):
     """Saves of version 2 over version 1, killed at every step; what can be loaded after each."""
     torch.set_num_threads(1)
     os.fsync = lambda _: None  # takes its time, and a killed process loses nothing that it has written
@@ -88,7 +88,9 @@ def saves_killed(folder, can_exchange, automatic):
         pid = os.fork()
         if pid == 0:
             kill_at(number)
-            Version(2, project_config=project).accelerator.save_state(place)
+            accelerator = Version(2, project_config=project).accelerator
+            accelerator.save_state(place, async_=in_background)
+            accelerator.wait_for_save()
             os._exit(0)
         _, status = os.waitpid(pid, 0)
         run = Version(0, project_config=project)
@@ -103,9 +105,14 @@ def saves_killed(folder, can_exchange, automatic):
     raise AssertionError
 
 
-@pytest.mark.parametrize(("can_exchange", "automatic"), [(True, False), (False, False), (True, True)])
-def test_a_save_killed_at_any_step_leaves_a_checkpoint(on_ranks, tmp_path, can_exchange, automatic):
-    ((versions, status, folders),) = on_ranks(saves_killed, tmp_path, can_exchange, automatic, num_processes=1)
+@pytest.mark.parametrize(
+    ("can_exchange", "automatic", "in_background"),
+    [(True, False, False), (False, False, False), (True, True, False), (True, True, True)],
+)
+def test_a_save_killed_at_any_step_leaves_a_checkpoint(on_ranks, tmp_path, can_exchange, automatic, in_background):
+    ((versions, status, folders),) = on_ranks(
+        saves_killed, tmp_path, can_exchange, automatic, in_background, num_processes=1
+    )
     assert status == 0
     assert len(versions) > 40
     assert set(versions) == {1, 2}

@@ -29,6 +29,16 @@ def test_numbers_that_are_conjugated_only_when_read_travel_too(on_ranks):
         assert received == [1, 1]
 
 
+def single_elements():
+    accelerator = Accelerator(cpu=True)
+    one = torch.full((1, 2), accelerator.process_index)[:, 0]  # with a stride of 2
+    return [gathered.tolist() for gathered in (accelerator.gather(one), accelerator.gather_for_metrics(one))]
+
+
+def test_a_single_element_of_a_larger_tensor_travels(on_ranks):
+    assert on_ranks(single_elements) == [[[0, 1], [0, 1]]] * 2
+
+
 def everything():
     accelerator = Accelerator(cpu=True)
     rank = accelerator.process_index

@@ -97,6 +97,13 @@ SIGNATURES = {
     "DistributedDataParallelKwargs": """
         dim=0, broadcast_buffers=True, bucket_cap_mb=25, find_unused_parameters=False, check_reduction=False,
         gradient_as_bucket_view=False, static_graph=False, comm_hook=..., comm_wrapper=..., comm_state_option=...""",
+    "DeepSpeedPlugin": """
+        hf_ds_config=None, gradient_accumulation_steps=None, gradient_clipping=None, zero_stage=None,
+        is_train_batch_min=True, offload_optimizer_device=None, offload_param_device=None,
+        offload_optimizer_nvme_path=None, offload_param_nvme_path=None, zero3_init_flag=None,
+        zero3_save_16bit_model=None""",
+    "DummyOptim": "params, lr=0.001, weight_decay=0, **kwargs",
+    "DummyScheduler": "optimizer, total_num_steps=None, warmup_num_steps=0, lr_scheduler_callable=None",
     "GradScalerKwargs": "init_scale=65536.0, growth_factor=2.0, backoff_factor=0.5, growth_interval=2000, enabled=True",
     "InitProcessGroupKwargs": "backend=..., init_method=None, timeout=...",
     "AutocastKwargs": "enabled=True, cache_enabled=None",

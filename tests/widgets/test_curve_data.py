@@ -2,6 +2,9 @@
 
 import itertools
 import math
+import random
+
+import pytest
 
 from notebook_launcher.widgets.curve_data import Curve, Point
 
@@ -32,6 +35,21 @@ def test_a_million_points_keep_every_extreme_and_little_memory():
     assert worst == 0  # each is a true point, none an average
     gaps = [after.x - before.x for before, after in itertools.pairwise(points)]
     assert max(gaps) <= 8192  # no stretch of the run is missing
+
+
+@pytest.mark.parametrize("num_at_once", [1, 7, 25, 1000, 20_000])
+def test_many_at_once_are_as_one_after_another(num_at_once):
+    chance = random.Random(0)  # noqa: S311 - not a secret
+    values = [chance.random() for _ in range(20_000)]
+    values[5_000], values[5_001], values[9_999] = math.nan, math.inf, 7.0
+    steps = [index + index % 3 for index in range(20_000)]
+    one, other = Curve(64), Curve(64)
+    for value, step in zip(values, steps, strict=True):
+        one.add(value, step)
+    for start in range(0, 20_000, num_at_once):
+        other.extend(values[start : start + num_at_once], steps[start : start + num_at_once])
+    assert other.points() == one.points()
+    assert (other.num_points, other.num_not_finite, other.last) == (20_000, 2, one.last)
 
 
 def test_steps_are_the_user_s_own():

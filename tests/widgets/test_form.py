@@ -5,7 +5,7 @@ import re
 
 import ipywidgets
 import pytest
-from fake_notebook import ON_CPU, ON_GPUS, Notebook
+from fake_notebook import ON_CPU, ON_GPUS, Notebook, num_widgets
 
 from notebook_launcher.widgets.form import Form
 from notebook_launcher.widgets.form_model import FormModel
@@ -64,7 +64,7 @@ def test_what_is_typed_reaches_the_model():
     chosen = model.chosen()
     assert (chosen.args, chosen.kwargs) == ((3,), {"shuffle": False})
     assert (chosen.config.num_processes, chosen.config.mixed_precision) == (4, "bf16")
-    assert "4 processes · CPU (gloo) · bf16 · ddp" in form.box.children[-1].value
+    assert "4 processes · CPU (gloo) · bf16 · DDP" in form.box.children[-1].value
     assert 'role="status"' in form.box.children[-1].value
 
 
@@ -112,6 +112,15 @@ def test_the_arguments_are_those_of_the_chosen_function():
     form["function"].widget.value = "other"
     form["function"].widget.value = "train"
     assert form["num_epochs()"].widget.value == "7"  # kept for each function
+
+
+def test_controls_that_go_leave_nothing_behind():
+    form, *_ = form_of(TRAIN, "def other(a_much_longer_name_than_any_other=1): ...")
+    before = num_widgets()
+    for _ in range(3):
+        for name in ("train", "other"):
+            form["function"].widget.value = name
+    assert num_widgets() == before
 
 
 def test_controls_that_stay_keep_their_widgets():

@@ -70,6 +70,21 @@ def test_only_what_the_notebook_defines_is_offered():
     assert set(labels(model, "function")) == {"train", "fixed", "small"}
 
 
+def test_objects_that_raise_when_they_are_looked_at_stand_in_nobody_s_way():
+    cells = """
+    class Proxy:  # as Flask's request is
+        def __getattribute__(self, name): raise RuntimeError("outside of a request")
+    request = Proxy()
+    def train(n=1): ...
+    def round_and_round(n=1): ...
+    round_and_round.__wrapped__ = round_and_round
+    """
+    model, _ = model_of(textwrap.dedent(cells))
+    assert set(labels(model, "function")) == {"train", "round_and_round"}
+    model.set("function", "round_and_round")
+    assert model.chosen().kwargs == {}
+
+
 def test_a_function_that_was_chosen_stays_chosen_when_others_are_defined():
     model, notebook = model_of("def a(n=1): ...", "def b(): ...")
     model.set("function", "a")
@@ -145,6 +160,28 @@ def test_arguments_become_controls():
     assert labels(model, "keep()") == ["choose one", "True", "False"]
 
 
+@pytest.mark.parametrize(
+    ("annotation", "takes"),
+    [
+        ("int | None", "a whole number, or nothing for None"),
+        ("'Optional[float]'", "a number, or nothing for None"),
+        ("Optional['int']", "a whole number, or nothing for None"),
+        ("Annotated[Optional[int], 'epochs']", "a whole number, or nothing for None"),
+        ("Optional[Annotated['int', 'epochs']]", "a whole number, or nothing for None"),
+        ("Final[str]", "text"),
+        ("Annotated[Literal['a', 1], 'which']", "one of a, 1"),
+        ("Literal['a'] | None", "one of a, None"),
+        ("int | str", "a Python expression"),
+        ("'known.to.TypeCheckers'", "a Python expression"),
+    ],
+)
+@pytest.mark.parametrize("future", ["", "from __future__ import annotations\n"])
+def test_annotations_as_people_write_them(annotation, takes, future):
+    cell = f"{future}from typing import Annotated, Final, Literal, Optional\ndef train(n: {annotation}): ..."
+    model, _ = model_of(cell)
+    assert control(model, "n()").help.startswith(f"n: {takes}")
+
+
 def test_arguments_that_are_as_the_function_has_them_are_not_passed():
     model, _ = model_of(TRAIN)
     model.set("num_epochs()", "3")
@@ -198,6 +235,8 @@ def test_an_enumeration_gives_its_member():
         ("layers", "sgd nesterov", "needs quotation marks"),
         ("layers", "missing", "NameError: name 'missing' is not defined"),
         ("layers", "1 / 0", "ZeroDivisionError"),
+        ("layers", "exit()", "SystemExit"),
+        ("layers", "-" * 100_000 + "1", "nested too deeply"),
         ("keep", "", "needs a choice"),
     ],
 )
@@ -224,6 +263,9 @@ def test_starred_arguments():
     assert (chosen.args, chosen.kwargs) == (("x", 2, 3, 4), {"k": 1})
     model.set("more()", "3")
     assert "a tuple" in refused(model)["more()"]
+    model.set("more()", "")
+    model.set("named()", "{'b': 1}")
+    assert "b, which has a control of its own" in refused(model)["named()"]
 
 
 def test_arguments_by_place_only():
@@ -375,17 +417,17 @@ def test_before_the_machine_is_known_nothing_is_refused_but_what_never_works():
     assert labels(model, "device")[:3] == ["auto", "cpu", "cuda"]
     assert model.sentence() == "looking at this machine's devices ..."
     model.set("device", "cpu")
-    assert model.sentence() == "2 processes · CPU (gloo) · fp32 · ddp"
+    assert model.sentence() == "2 processes · CPU (gloo) · fp32 · DDP"
     assert "fp16" in control(model, "mixed_precision").refusals
 
 
 @pytest.mark.parametrize(
     ("devices", "typed", "sentence"),
     [
-        (ON_CPU, {}, "2 processes · CPU (gloo) · fp32 · ddp"),
-        (ON_GPUS, {"mixed_precision": "bf16"}, "4 processes · CUDA (NCCL) · bf16 · ddp"),
+        (ON_CPU, {}, "2 processes · CPU (gloo) · fp32 · DDP"),
+        (ON_GPUS, {"mixed_precision": "bf16"}, "4 processes · CUDA (NCCL) · bf16 · DDP"),
         ((CPU,), {"num_processes": "1"}, "1 process · CPU (gloo) · fp32 · single"),
-        (ON_CPU, {"gradient_accumulation_steps": "4"}, "2 processes · CPU (gloo) · fp32 · ddp · accumulation 4"),
+        (ON_CPU, {"gradient_accumulation_steps": "4"}, "2 processes · CPU (gloo) · fp32 · DDP · accumulation 4"),
         (ON_CPU, {"num_processes": "x"}, ""),
     ],
 )

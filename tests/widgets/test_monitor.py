@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
+from fake_notebook import num_widgets
 from watched import Watched
 
 from notebook_launcher.core.events import Display
@@ -224,6 +225,21 @@ def test_an_embedded_monitor_keeps_its_widgets_when_the_run_has_ended(watch):
     assert "✓ finished" in monitor.html()
 
 
+def test_a_monitor_that_is_closed_leaves_no_widgets_and_can_be_shown_again(watch):
+    before = num_widgets()
+    watched = Watched()
+    monitor = watch(watched)
+    monitor.widget  # noqa: B018 - makes it
+    assert num_widgets() > before + 20
+    monitor.close()
+    monitor.close()
+    assert num_widgets() == before
+    assert "running" in shown(monitor.widget)
+    monitor.closed(watched.ends().record)
+    monitor.close()
+    assert num_widgets() == before
+
+
 def test_of_a_run_that_has_ended_nothing_is_painted_any_more(watch):
     asked = []
     monitor = watch(Watched().ends(), attach=lambda one: bool(asked.append(one)))
@@ -248,10 +264,10 @@ def test_a_monitor_whose_view_breaks_says_so(watch):
     watched = Watched()
     monitor = watch(watched)
     monitor.widget  # noqa: B018 - starts the painter
-    watched.record.metrics.append({})
+    kept, watched.record.metrics = watched.record.metrics, None
     monitor.changed(watched.record)
-    until(lambda: any("the monitor has stopped: KeyError" in note for note in watched.record.notes))
-    watched.record.metrics.clear()
+    until(lambda: any("the monitor has stopped: AttributeError" in note for note in watched.record.notes))
+    watched.record.metrics = kept
 
 
 def test_as_text_it_is_a_table(watch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 from watched import Watched
@@ -52,7 +53,7 @@ def test_a_finished_run_shows_ranks_output_and_summary():
     watched = Watched().writes(0, "hello\n").writes(1, "world\n").ends()
     page = final(watched)
     text = Reader(page).text
-    for part in ("✓ finished", "2 processes · CPU", "a note", "hello", "world", "finished in 2.0 s", "rank 1: 1 lines"):
+    for part in ("✓ finished", "2 processes · CPU", "a note", "hello", "world", "finished in 2.0 s", "rank 1: 1 line"):
         assert part in text
     assert page.count("<details") == 2
     assert page.count("<details open") == 1
@@ -160,3 +161,13 @@ def test_as_text_it_has_a_table_the_last_values_and_the_lines():
     assert "loss: 0.25" in lines
     assert "[1] hello" in lines
     assert lines[-1] == "finished in 2.0 s"
+
+
+@pytest.mark.parametrize(("folder", "link"), [("logs <1>", "logs%20%3C1%3E/rank_0.log"), (None, None)])
+def test_the_log_is_a_link_where_the_notebook_can_follow_it(tmp_path, monkeypatch, folder, link):
+    monkeypatch.chdir(tmp_path)
+    watched = Watched(folder=Path(folder) if folder else tmp_path).writes(0, "hello\n").ends()
+    reader = Reader(final(watched))
+    links = [attributes["href"] for tag, attributes in reader.attributes if tag == "a"]
+    assert links == ([link] if link else [])
+    assert f"log: {Path(folder) if folder else tmp_path}/rank_0.log" in reader.text

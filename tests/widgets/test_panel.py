@@ -6,9 +6,9 @@ import threading
 
 import ipywidgets
 import pytest
-from fake_notebook import ON_CPU, FakeShell
+from fake_notebook import ON_CPU, FakeShell, num_widgets
 
-from notebook_launcher.core.errors import EngineError, PayloadError
+from notebook_launcher.core.errors import ConfigError, EngineError, PayloadError
 from notebook_launcher.core.notices import warn
 from notebook_launcher.widgets import panel as panels
 from notebook_launcher.widgets.panel import EntryPoints, Panel, has_front_end
@@ -47,6 +47,10 @@ class FakeMonitor:
         self.run = run
         self.widget = ipywidgets.HTML("live")
         self.has_stop = True
+        self.closed = False
+
+    def close(self):
+        self.closed = True
 
     def without_stop(self):
         self.has_stop = False
@@ -59,19 +63,29 @@ class FakeCell:
     """Where a panel is displayed: the bundle that is there now."""
 
     live = True
+    number = None
 
     def __init__(self):
-        self.bundle = None
+        self.number = FakeCell.number if FakeCell.number is not None else len(CELLS)
+        self.bundles = {}
         self.num_updates = 0
         self.closed = False
         CELLS.append(self)
 
+    @property
+    def bundle(self):
+        return next(iter(self.bundles.values()))
+
+    def is_run_again_by(self, other):
+        return self.number == other.number and self is not other
+
     def display(self, bundle, *, name=""):
-        self.bundle, self.name = bundle, name
+        assert name not in self.bundles
+        self.bundles[name] = bundle
 
     def update(self, bundle, *, name):
-        assert name == self.name
-        self.bundle = bundle
+        assert name in self.bundles
+        self.bundles[name] = bundle
         self.num_updates += 1
 
     def close(self):
@@ -113,6 +127,7 @@ class FakeLauncher:
 def launcher(monkeypatch):
     monkeypatch.setattr(panels, "Cell", FakeCell)
     monkeypatch.setattr(panels, "_shown", [])
+    monkeypatch.delenv("JPY_SESSION_NAME", raising=False)
     CELLS.clear()
     return FakeLauncher()
 
@@ -186,11 +201,27 @@ def test_stop_climbs_the_ladder_and_the_second_time_kills(show, launcher):
 def test_the_next_launch_takes_the_last_one_s_place(show, launcher):
     panel = show(TRAIN)
     view(panel).launch_button.click()
+    first = panel._monitor
     launcher.runs[0].end("finished")
+    assert not first.closed
     view(panel).launch_button.click()
+    assert first.closed
     assert panel.run is launcher.runs[1]
     assert panel._shell.user_ns["run"] is launcher.runs[1]
     assert view(panel).run_box.children == (panel._monitor.widget,)
+
+
+def test_a_double_click_launches_once_and_one_run_goes_on_at_a_time(show, launcher):
+    panel = show(TRAIN)
+    view(panel).launch_button.click()
+    view(panel).launch_button.click()
+    assert len(launcher.runs) == 1
+    assert said(panel) == ""
+    with pytest.raises(ConfigError, match="still goes on"):
+        panel.launch()
+    launcher.runs[0].end("finished")
+    view(panel).stop_button.click()
+    assert launcher.runs[0].num_stops == 0
 
 
 def test_a_run_that_is_over_before_it_is_shown(show, launcher):
@@ -339,7 +370,20 @@ def test_closing_leaves_nothing_in_the_shell(show):
     assert panel._shell.events.after_cell
     panel.close()
     panel.close()
-    assert panel._shell.events.after_cell == []
+    assert panel._shell.events.callbacks == {"pre_run_cell": [], "post_run_cell": []}
+
+
+def test_closing_leaves_no_widgets(show):
+    before = num_widgets()
+    panel = show(TRAIN)
+    view(panel).launch_button.click()
+    kept = panel._monitor
+    panel.close()
+    kept.widget.layout.close()
+    kept.widget.style.close()
+    kept.widget.close()
+    assert kept.closed
+    assert num_widgets() == before
 
 
 # --- code and configuration ------------------------------------------------------------------------------------------
@@ -382,7 +426,10 @@ def test_a_configuration_is_saved_and_loaded(show, tmp_path, capfd):
     assert view(panel).form["mixed_precision"].widget.value == "bf16"
     (tmp_path / "c.yaml").write_text("num_processes: 2\ncommands: [ls]")
     view(panel).load_button.click()
-    assert "commands" in said(panel)  # a key without a meaning: said here, not printed somewhere
+    assert "without a meaning here" in said(panel)  # said here, not printed somewhere
+    assert "commands" in said(panel)
+    assert "alert" not in view(panel).message.value
+    assert view(panel).form["num_processes"].widget.value == "2"
     assert capfd.readouterr() == ("", "")
 
 
@@ -394,6 +441,26 @@ def test_a_file_that_is_not_there_is_said(show, tmp_path):
     view(panel).path.value = str(tmp_path / "folder" / "c.yaml")
     view(panel).save_button.click()
     assert "can't be written" in said(panel)
+
+
+def test_a_config_is_saved_over_nothing_but_a_config(show, tmp_path):
+    panel = show(TRAIN)
+    for name, words in (
+        ("", "no file is named"),
+        ("folder", "can't be written"),
+        ("train.py", "would be lost"),
+        ("old.yml", "Saved"),
+    ):
+        (tmp_path / "folder").mkdir(exist_ok=True)
+        for file in ("train.py", "old.yml"):
+            (tmp_path / file).write_text("mine")
+        view(panel).path.value = str(tmp_path / name) if name else " "
+        view(panel).save_button.click()
+        assert words in said(panel)
+        assert (tmp_path / "train.py").read_text() == "mine"
+    view(panel).path.value = ""
+    view(panel).load_button.click()
+    assert "no file is named" in said(panel)
 
 
 # --- what a saved notebook keeps -------------------------------------------------------------------------------------
@@ -416,7 +483,22 @@ def test_the_static_form_shows_the_finished_run(show, launcher):
     assert CELLS[0].num_updates == before + 1
     page = CELLS[0].bundle["text/html"]
     assert "<p>a run, finished</p>" in page
-    assert "2 processes · CPU (gloo) · fp32 · ddp" in page
+    assert "2 processes · CPU (gloo) · fp32 · DDP" in page
+
+
+def test_in_jupyterlab_the_run_is_stored_below_the_panel_which_is_not_drawn_anew(show, launcher, monkeypatch):
+    monkeypatch.setenv("JPY_SESSION_NAME", "a notebook")
+    panel = show(TRAIN)
+    (drawn, stored) = CELLS[0].bundles.values()
+    assert "run this cell" in stored["text/html"]  # where JupyterLab can draw nothing but "Loading widget..."
+    view(panel).launch_button.click()
+    (_, stored) = CELLS[0].bundles.values()
+    assert "A run was going on when this was stored" in stored["text/html"]
+    launcher.runs[0].end("finished")
+    (still_drawn, stored) = CELLS[0].bundles.values()
+    assert still_drawn is drawn
+    assert "<p>a run, finished</p>" in stored["text/html"]
+    assert "widget" not in "".join(stored)
 
 
 def test_what_was_chosen_is_stored_when_a_cell_has_run(show):
@@ -441,7 +523,25 @@ def test_a_panel_that_is_displayed_twice_is_one_panel(show, launcher):
     view(panel).launch_button.click()
     launcher.runs[0].end("finished")
     assert all("a run, finished" in cell.bundle["text/html"] for cell in CELLS)
-    assert len(panel._shell.events.after_cell) == 1
+    assert len(panel._shell.events.after_cell) == 2  # the panel, and the hint of a cell that runs
+
+
+def test_a_cell_that_is_run_again_closes_the_panel_that_it_has_shown(show, launcher, monkeypatch):
+    elsewhere = show(TRAIN)
+    monkeypatch.setattr(FakeCell, "number", 7)
+    first = show(TRAIN)
+    view(first).launch_button.click()
+    second = show(TRAIN)
+    assert first._view is None
+    assert first._monitor.closed
+    assert launcher.runs[0].status == "running"
+    assert elsewhere._view is not None
+    assert panels.latest() is second
+    monkeypatch.setattr(FakeCell, "number", 8)
+    second._ipython_display_()
+    monkeypatch.setattr(FakeCell, "number", 7)
+    show(TRAIN)
+    assert second._view is not None  # it is in another cell too
 
 
 def test_without_a_front_end_the_static_form_alone_is_shown(launcher, monkeypatch):

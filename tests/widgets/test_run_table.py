@@ -17,6 +17,9 @@ def test_the_html_says_the_same_escaped_and_why_a_run_failed():
     assert page.index("running") < page.index("train")
     for part in ("✗ failed", "failed after: &lt;b&gt;", "&lt;b&gt;</td>", "loss 0.25"):
         assert part in page
+    # JupyterLab would make all columns as wide as each other, and an option run over what the run logged.
+    assert "table-layout:auto" in page
+    assert "overflow-wrap:anywhere" in page
 
 
 def test_without_runs_it_says_so():

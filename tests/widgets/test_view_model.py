@@ -7,8 +7,10 @@ import time
 import pytest
 from watched import Watched
 
+from notebook_launcher.core import events
 from notebook_launcher.core.events import DeviceMemory
 from notebook_launcher.launcher.state import Act
+from notebook_launcher.widgets.quantities import rate
 from notebook_launcher.widgets.view_model import ViewModel, state_of
 
 GIB = 1 << 30
@@ -168,18 +170,20 @@ def test_only_new_rows_are_read_and_unchanged_plots_are_the_same_objects():
     watched = Watched().logs(0, 0, loss=1.0, lr=1.0)
     model = ViewModel(watched.record)
     before = model.view().plots
-    watched.record.metrics[0] = None  # whoever looked at it again would fail
+    read = []
+    stretches = watched.record.metrics.stretches
+    watched.record.metrics.stretches = lambda start: (read.append(start), *stretches(start))[1:]
     watched.logs(0, 1, loss=0.5)
     after = model.view().plots
+    assert read == [1]
     assert [(p.x, p.y) for p in after[0].series[0].points] == [(0, 1.0), (1, 0.5)]
     assert after[1] is before[1]
 
 
 def test_a_million_points_cost_little_to_look_at_again_and_keep_their_extremes():
     watched = Watched(1)
-    watched.record.metrics = [
-        {"rank": 0, "step": i, "time_s": 0.0, "loss": 1e3 if i == 123_457 else i % 7} for i in range(200_000)
-    ]
+    for step in range(200_000):
+        watched.logs(0, step, loss=1e3 if step == 123_457 else float(step % 7))
     model = ViewModel(watched.record)
     (series,) = model.view().plots[0].series
     assert len(series.points) <= 512
@@ -200,5 +204,20 @@ def test_values_that_are_not_finite_and_series_without_room_are_counted():
 
 def test_metrics_that_take_the_launcher_s_own_names_do_no_harm():
     watched = Watched(1)
-    watched.record.metrics.append({"rank": [1], "step": "two", "time_s": 0.0, "loss": 1.0})
+    watched.record.add_metrics(0, events.Metrics({"rank": [[1]], "step": ["two"], "loss": [1.0]}, [3], [0.0]))
     assert view_of(watched).plots[0].series[0].points == [(0, 1.0)]
+
+
+@pytest.mark.parametrize(
+    ("num_per_s", "text"),
+    [
+        (0, ""),
+        (12.44, "12.4 steps/s"),
+        (999.6, "1,000 steps/s"),
+        (72_234.5, "72,200 steps/s"),
+        (0.32, "3.12 s/step"),
+        (1 / 7200, "7,200 s/step"),
+    ],
+)
+def test_rates_are_written_without_exponents(num_per_s, text):
+    assert rate(num_per_s) == text

@@ -29,7 +29,8 @@ class Watched:
         return self
 
     def logs(self, rank, step, **values):
-        self.record.metric(rank, events.Metric(values, step, 0.0))
+        one = {name: [value] for name, value in values.items()}
+        self.record.add_metrics(rank, events.Metrics(one, [step], [0.0]))
         return self
 
     def steps(self, rank, *loops):

@@ -41,6 +41,10 @@ class Backend:
     move: Callable[[nn.Module], nn.Module] | None = None  # puts a model on the device, where ``to`` would not do
     put: Callable[[Any], Any] | None = None  # puts a loader's batch there, likewise
 
+    def moved(self, model: nn.Module) -> Any:
+        """``model`` on the device."""
+        return model.to(self.device) if self.move is None else self.move(model)
+
 
 def select(world: World, *, cpu: bool) -> tuple[Backend, str]:
     """The backend for this process, and why it is that one.

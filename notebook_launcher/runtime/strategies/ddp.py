@@ -9,7 +9,7 @@ from torch.distributed.algorithms.join import Join, Joinable
 from torch.nn.parallel import DistributedDataParallel
 
 from notebook_launcher.core.errors import ConfigError
-from notebook_launcher.runtime import models
+from notebook_launcher.runtime import holdings, models
 from notebook_launcher.runtime.plugins import DistributedDataParallelKwargs, changed
 from notebook_launcher.runtime.strategies import single
 
@@ -110,17 +110,28 @@ class DistributedData:
     name = "ddp"
     layout = single.Single.layout
     pairs_optimizers = False
+    trains_apart = True
     backward = staticmethod(single.backward)
     clip = staticmethod(single.clip)
+    clip_value = staticmethod(single.clip_value)
+    gradients = staticmethod(single.gradients)
+    pair = staticmethod(single.pair)
     step = staticmethod(single.step)
     full_state = staticmethod(single.full_state)
     save = staticmethod(single.save)
     load = staticmethod(single.load)
+    forget = staticmethod(single.forget)
+    held = staticmethod(holdings.whole)
 
     def __init__(self, process: Process, keywords: Keywords) -> None:
         """Train on the process's device, in the default process group."""
+        self.data_process = process
         self._device = process.device
         self._options = changed(keywords[DistributedDataParallelKwargs])
+
+    def place(self, model: nn.Module) -> Any:
+        """The model on the device."""
+        return single.moved(model, self.data_process.backend)
 
     def wrap(self, model: nn.Module) -> nn.Module:
         """The model behind DDP; one without anything to train, or already behind it, as it is."""

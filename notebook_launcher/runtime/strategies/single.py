@@ -6,25 +6,51 @@ from typing import TYPE_CHECKING, Any, final
 
 import torch
 
-from notebook_launcher.core.errors import CheckpointError
-from notebook_launcher.runtime import models, storage, weights
+from notebook_launcher.core.errors import ConfigError
+from notebook_launcher.runtime import holdings, models, shards
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
-    from pathlib import Path
 
     from torch import nn
 
+    from notebook_launcher.runtime.backends import Backend
     from notebook_launcher.runtime.plugins import Keywords
     from notebook_launcher.runtime.process import Process
+    from notebook_launcher.runtime.storage import Draft
 
 
 backward = torch.Tensor.backward
 
 
+def moved(model: nn.Module, backend: Backend) -> Any:
+    """``model`` on the device; raises ``ConfigError`` where it has no values: each rank takes its own."""
+    name = next((name for name, one in model.named_parameters() if one.is_meta), None)
+    if name is not None:
+        raise ConfigError(
+            f"the {type(model).__name__} has {name} on the device 'meta', without a value: load its weights before "
+            "prepare, or use strategy='fsdp' on several processes, where those of rank 0 are enough"
+        )
+    return backend.moved(model)
+
+
 def clip(parameters: Iterable[torch.Tensor], max_norm: float, norm_type: float) -> torch.Tensor:
     """Clip gradients that every rank has in full."""
     return torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type)
+
+
+def clip_value(parameters: Iterable[torch.Tensor], clip_value: float) -> None:
+    """Clip elements of gradients that every rank has in full."""
+    torch.nn.utils.clip_grad_value_(parameters, clip_value)
+
+
+def gradients(parameters: Iterable[torch.Tensor]) -> Iterable[torch.Tensor]:
+    """The parameters' own."""
+    return (parameter.grad for parameter in parameters if parameter.grad is not None)
+
+
+def pair(optimizer: torch.optim.Optimizer) -> None:
+    """Do nothing: any optimizer goes with any model."""
 
 
 def step(optimizer: torch.optim.Optimizer, closure: Callable[[], Any] | None) -> Any:
@@ -38,47 +64,21 @@ def full_state(model: nn.Module) -> dict[str, Any]:
 
 
 def save(
-    draft: storage.Draft,
+    draft: Draft,
     models_: Mapping[str, nn.Module],
     optimizers: Mapping[str, torch.optim.Optimizer],
     *,
     safe: bool,
 ) -> None:
     """States that every rank has in full: those that write do."""
-    if draft.writes:
-        for name, model in models_.items():
-            weights.save(draft, name, full_state(model), safe=safe)
-        for name, optimizer in optimizers.items():
-            draft.objects(f"{name}.bin", optimizer.state_dict())
+    shards.save(draft, models_, optimizers, 0, safe=safe, sharded=False)
 
 
-def load(
-    folder: Path,
-    models_: Mapping[str, nn.Module],
-    optimizers: Mapping[str, torch.optim.Optimizer],
-    *,
-    strict: bool,
-) -> Callable[[], None]:
-    """What ``save`` wrote; every rank reads all of it."""
-    modules = {name: models.unwrap(model, keep_torch_compile=False) for name, model in models_.items()}
-    states = {name: weights.fitting(folder, name, module, strict=strict) for name, module in modules.items()}
-    of_optimizers = {name: storage.read(folder / f"{name}.bin") for name in optimizers}
-    for name, optimizer in optimizers.items():
-        saved = [len(group["params"]) for group in of_optimizers[name]["param_groups"]]
-        own = [len(group["params"]) for group in optimizer.param_groups]
-        if saved != own:
-            raise CheckpointError(
-                f"{folder / name}.bin doesn't fit the optimizer, a {type(optimizer).__name__}: its groups have {saved} "
-                f"parameters there, and {own} here"
-            )
+load = shards.load
 
-    def take_up() -> None:
-        for name, module in modules.items():
-            module.load_state_dict(states[name], strict=strict)
-        for name, optimizer in optimizers.items():
-            optimizer.load_state_dict(of_optimizers[name])
 
-    return take_up
+def forget() -> None:
+    """Do nothing: what holds a model goes with it."""
 
 
 @final
@@ -86,17 +86,28 @@ class Single:
     """One process, nothing to spread."""
 
     name = "single"
-    layout = "whole"
+    layout = "native"
     pairs_optimizers = False
+    trains_apart = True
     backward = staticmethod(backward)
     clip = staticmethod(clip)
+    clip_value = staticmethod(clip_value)
+    gradients = staticmethod(gradients)
+    pair = staticmethod(pair)
     step = staticmethod(step)
     full_state = staticmethod(full_state)
     save = staticmethod(save)
     load = staticmethod(load)
+    forget = staticmethod(forget)
+    held = staticmethod(holdings.whole)
 
-    def __init__(self, process: Process, keywords: Keywords) -> None:
+    def __init__(self, process: Process, keywords: Keywords) -> None:  # noqa: ARG002 - as all strategies are made
         """Train on the process's device."""
+        self._process = self.data_process = process
+
+    def place(self, model: nn.Module) -> Any:
+        """The model on the device."""
+        return moved(model, self._process.backend)
 
     def wrap(self, model: nn.Module) -> nn.Module:
         """The model itself."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, final
 import torch
 
 from notebook_launcher.core.errors import ConfigError
-from notebook_launcher.runtime import models, trees, weights
+from notebook_launcher.runtime import holdings, models, shards, trees
 from notebook_launcher.runtime.backends import xla
 from notebook_launcher.runtime.strategies import single
 
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from notebook_launcher.runtime.plugins import Keywords
     from notebook_launcher.runtime.process import Process
     from notebook_launcher.runtime.storage import Draft
-
-_HOST = torch.device("cpu")
 
 
 def _sync() -> None:
@@ -65,15 +63,9 @@ def save(
     *,
     safe: bool,
 ) -> None:
-    """Whole states, by way of host memory; every rank brings them there, those that write do."""
-    for name, model in models_.items():
-        state = full_state(model)
-        if draft.writes:
-            weights.save(draft, name, state, safe=safe)
-    for name, optimizer in optimizers.items():
-        held = trees.move(optimizer.state_dict(), _HOST)
-        if draft.writes:
-            draft.objects(f"{name}.bin", held)
+    """Whole states, by way of host memory: those that write do, when every rank has run what it recorded."""
+    _sync()
+    shards.save(draft, models_, optimizers, 0, safe=safe, sharded=False, gathered=full_state)
 
 
 def load(
@@ -136,18 +128,28 @@ class Replica:
     layout = single.Single.layout
     pairs_optimizers = False
     clip = staticmethod(single.clip)
+    clip_value = staticmethod(single.clip_value)
+    gradients = staticmethod(single.gradients)
+    pair = staticmethod(single.pair)
     step = staticmethod(step)
     full_state = staticmethod(full_state)
     save = staticmethod(save)
     load = staticmethod(load)
+    held = staticmethod(holdings.whole)
 
     def __init__(self, process: Process, keywords: Keywords) -> None:
         """Train on the process's device."""
         del keywords
         _check(self.name, process)
+        self.data_process = process
+        self.trains_apart = process.num_processes == 1  # several are all needed for each step
         self._num_ranks = process.num_processes
         self._models: list[nn.Module] = []
         self.num_apart = 0  # contexts entered in which gradients stay here
+
+    def place(self, model: nn.Module) -> Any:
+        """The model on the device."""
+        return single.moved(model, self.data_process.backend)
 
     def wrap(self, model: nn.Module) -> nn.Module:
         """The model itself, with the first rank's parameters."""
@@ -169,6 +171,10 @@ class Replica:
     def join(self, models_: Sequence[nn.Module]) -> None:
         """None: all ranks exchange gradients at each step."""
 
+    def forget(self) -> None:
+        """Let go of the models whose gradients it exchanges."""
+        self._models.clear()
+
     def backward(self, loss: torch.Tensor, **options: Any) -> None:
         """Add the gradients of ``loss``, and average them over the ranks."""
         loss.backward(**options)  # type: ignore[no-untyped-call]
@@ -188,12 +194,17 @@ class Spmd:
     name = "spmd"
     layout = single.Single.layout
     pairs_optimizers = False
+    trains_apart = True
     backward = staticmethod(single.backward)
     clip = staticmethod(single.clip)
+    clip_value = staticmethod(single.clip_value)
+    gradients = staticmethod(single.gradients)
+    pair = staticmethod(single.pair)
     step = staticmethod(step)
     full_state = staticmethod(full_state)
     save = staticmethod(save)
     load = staticmethod(load)
+    forget = staticmethod(single.forget)
     no_sync = single.Single.no_sync
     sync_in_backward = single.Single.sync_in_backward
     join = single.Single.join
@@ -202,6 +213,11 @@ class Spmd:
         """Train on all devices."""
         del keywords
         _check(self.name, process)
+        self.data_process = process
+
+    def place(self, model: nn.Module) -> Any:
+        """The model on the devices."""
+        return single.moved(model, self.data_process.backend)
 
     def wrap(self, model: nn.Module) -> nn.Module:
         """The model itself: what has no mark is whole on every device."""
@@ -215,12 +231,17 @@ class SpmdSharded:
     name = "spmd_fsdp"
     layout = single.Single.layout
     pairs_optimizers = False
+    trains_apart = True
     backward = staticmethod(single.backward)
     clip = staticmethod(single.clip)
+    clip_value = staticmethod(single.clip_value)
+    gradients = staticmethod(single.gradients)
+    pair = staticmethod(single.pair)
     step = staticmethod(step)
     full_state = staticmethod(full_state)
     save = staticmethod(save)
     load = staticmethod(load)
+    forget = staticmethod(single.forget)
     no_sync = single.Single.no_sync
     sync_in_backward = single.Single.sync_in_backward
     join = single.Single.join
@@ -229,6 +250,7 @@ class SpmdSharded:
         """Train on all devices."""
         del keywords
         _check(self.name, process)
+        self.data_process = process
         self._mesh = xla.mesh()
         module = importlib.import_module("torch_xla.experimental.spmd_fully_sharded_data_parallel")
         self._wrapper: Any = module.SpmdFullyShardedDataParallel
@@ -236,6 +258,10 @@ class SpmdSharded:
             models.WRAPPERS.append(self._wrapper)
             # Of a hook that the wrapper puts on every module: the first one's inputs need no gradients.
             warnings.filterwarnings("ignore", message="Full backward hook is firing when gradients")
+
+    def place(self, model: nn.Module) -> Any:
+        """The model on the devices."""
+        return single.moved(model, self.data_process.backend)
 
     def wrap(self, model: nn.Module) -> nn.Module:
         """The model behind torch_xla's wrapper, each parameter split along its longest dim."""

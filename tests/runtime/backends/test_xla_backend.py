@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import types
 from pathlib import Path
@@ -11,10 +12,11 @@ import torch
 
 from notebook_launcher.core.errors import ConfigError
 from notebook_launcher.core.world import World
-from notebook_launcher.runtime import backends, gather, models, randomness, strategies
+from notebook_launcher.runtime import backends, gather, models, randomness, storage, strategies
 from notebook_launcher.runtime.backends import torch_devices
-from notebook_launcher.runtime.plugins import Keywords
+from notebook_launcher.runtime.plugins import DataLoaderConfiguration, Keywords
 from notebook_launcher.runtime.process import DistributedType, Process
+from notebook_launcher.runtime.strategies import single
 
 FAKES = str(Path(__file__).resolve().parent.parent.parent / "fakes")
 VARIABLES = ("PJRT_DEVICE", "CPU_NUM_DEVICES", "PJRT_LOCAL_PROCESS_RANK", "PJRT_LOCAL_PROCESS_COUNT")
@@ -137,7 +139,7 @@ def test_what_the_process_group_has_no_way_for_goes_by_the_host(monkeypatch):
     def one(kind):
         return types.SimpleNamespace(device=types.SimpleNamespace(type=kind), cpu=lambda: "on the host")
 
-    monkeypatch.setattr(gather.dist, "get_backend_config", lambda: "cpu:gloo,cuda:nccl")
+    monkeypatch.setattr(gather.dist, "get_backend_config", lambda _: "cpu:gloo,cuda:nccl")
     assert gather._carried(one("xla")) == "on the host"
     assert [gather._carried(one(kind)).device.type for kind in ("cpu", "cuda")] == ["cpu", "cuda"]
 
@@ -158,11 +160,68 @@ def test_a_strategy_that_the_device_does_not_have_is_refused():
         make("spmd", process())
 
 
+@pytest.mark.usefixtures("fake")
+@pytest.mark.parametrize("name", ["fsdp", "deepspeed", "tp", "pp"])
+@pytest.mark.parametrize("num_processes", [1, 2])
+def test_what_spreads_a_model_elsewhere_is_refused(name, num_processes, monkeypatch):
+    monkeypatch.setenv("FAKE_WORLD_SIZE", str(num_processes))
+    with pytest.raises(ConfigError, match=f"strategy={name!r} is not there for the device 'xla'"):
+        make(name, process(num_processes))
+
+
 @pytest.mark.parametrize("name", ["xla", "spmd", "spmd_fsdp"])
 def test_the_strategies_of_xla_are_refused_elsewhere(name):
     elsewhere = Process(World(), torch_devices.cpu(World()), "")
     with pytest.raises(ConfigError, match=f"strategy={name!r} is for device='tpu', and the device is 'cpu'"):
         make(name, elsewhere)
+
+
+@pytest.mark.usefixtures("fake")
+@pytest.mark.parametrize("name", ["xla", "spmd", "spmd_fsdp"])
+def test_they_have_all_that_is_asked_of_a_strategy_and_place_models_as_the_backend_does(name):
+    one = process(strategy=name)
+    one = dataclasses.replace(one, backend=dataclasses.replace(one.backend, move=lambda model: ("moved", model)))
+    strategy, net = make(name, one), torch.nn.Linear(2, 1)
+    asked = {*strategies.Strategy.__annotations__, *vars(strategies.Strategy)}
+    assert not [part for part in asked if not part.startswith("_") and not hasattr(strategy, part)]
+    assert strategy.place(net) == ("moved", net)
+    assert strategy.data_process is one
+    assert strategy.trains_apart
+    with pytest.raises(ConfigError, match="has weight on the device 'meta', without a value"):
+        strategy.place(torch.nn.Linear(2, 1, device="meta"))
+    strategy.forget()
+
+
+@pytest.mark.parametrize("name", ["xla", "spmd", "spmd_fsdp"])
+def test_another_strategy_goes_on_from_what_they_save(name, fake, tmp_path):
+    def made():
+        net = torch.nn.Linear(2, 1)
+        return {"model": net}, {"optimizer": torch.optim.AdamW(net.parameters())}
+
+    models_, optimizers = made()
+    models_["model"](torch.ones(1, 2)).sum().backward()
+    optimizers["optimizer"].step()
+    strategy = make(name, process(strategy=name))
+    fake.calls.clear()
+    draft = storage.Draft(tmp_path / "state")
+    draft.begin()
+    strategy.save(draft, models_, optimizers, safe=True)
+    assert fake.calls[0] == "sync"
+    draft.commit({}, {})
+    others, their_optimizers = made()
+    single.load(draft.folder, others, their_optimizers, strict=True)()
+    assert torch.equal(others["model"].weight, models_["model"].weight)
+    state, expected = (next(iter(one["optimizer"].state.values())) for one in (their_optimizers, optimizers))
+    assert torch.equal(state["exp_avg"], expected["exp_avg"])
+    fake.calls.clear()
+    strategy.load(draft.folder, *made(), strict=True)()
+    assert fake.calls == ["sync"]
+
+
+def test_several_replicas_are_all_needed_for_each_batch(fake, monkeypatch):
+    monkeypatch.setenv("FAKE_WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match=r"even_batches=False .* with strategy='xla' all are needed"):
+        strategies.create(None, process(2), Keywords(None), DataLoaderConfiguration(even_batches=False))
 
 
 @pytest.fixture

@@ -1,0 +1,160 @@
+"""Saving in the background: what is to be written is copied at once, and a thread writes it while training goes on.
+
+The rank that puts the checkpoint in its place learns from files ``.rank<n>`` what the others have written: each is
+locked until that rank's thread has ended, or its process.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import mmap
+import os
+import threading
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from notebook_launcher.core.errors import CheckpointError
+from notebook_launcher.runtime import storage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+Files = dict[str, list[int]]
+_BLOCK_BYTES = 2**26
+
+
+class Memory:
+    """Where copies are kept. It stays from one save to the next: new memory takes the system longer than the copy."""
+
+    def __init__(self) -> None:
+        """Empty."""
+        self._blocks: list[torch.Tensor] = []
+        self.reset()
+
+    def reset(self) -> None:
+        """Give up what is kept."""
+        self._block = self._used = 0
+
+    def keep(self, chunk: bytes | torch.Tensor) -> bytes | memoryview:
+        """``chunk`` as it is now."""
+        if isinstance(chunk, bytes):
+            return chunk
+        data = storage.flat(chunk)
+        kept = self._room(data.numel())
+        if data.is_cpu:
+            kept.numpy()[:] = data.numpy()  # torch's threads would wait for one another, on cores that are busy
+        else:
+            kept.copy_(data)
+        return kept.numpy().data
+
+    def _room(self, num_bytes: int) -> torch.Tensor:
+        while self._block < len(self._blocks) and self._used + num_bytes > self._blocks[self._block].numel():
+            self._block, self._used = self._block + 1, 0
+        if self._block == len(self._blocks):
+            self._blocks.append(_allocated(max(num_bytes, _BLOCK_BYTES)))
+        self._used += num_bytes
+        return self._blocks[self._block][self._used - num_bytes : self._used]
+
+
+def _allocated(num_bytes: int) -> torch.Tensor:
+    memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    for advice in ("MADV_HUGEPAGE", "MADV_DONTFORK"):  # fewer pages; none shared with loader workers, to be copied
+        if hasattr(mmap, advice):
+            memory.madvise(getattr(mmap, advice))
+    return torch.frombuffer(memory, dtype=torch.uint8)
+
+
+class Background:
+    """One save on its way."""
+
+    def __init__(self, draft: storage.Draft, rank: int) -> None:
+        """Of what ``draft`` keeps, on this rank."""
+        self._draft = draft
+        self._rank = rank
+        self._claimed: int | None = None
+        self._error: Exception | None = None
+        self._thread: threading.Thread | None = None
+
+    def claim(self) -> None:
+        """Say that this rank will write; before the one that waits for it looks."""
+        if self._draft.writes or not self._draft.has_kept:
+            return
+        path = self._draft.path / f".rank{self._rank}"
+        self._claimed = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(self._claimed, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise CheckpointError(
+                f"async_=True needs a file system with locks, and {path} can't be locked: {error}; leave it out"
+            ) from error
+
+    def give_up(self) -> None:
+        """Nothing will be written: other ranks can't."""
+        if self._claimed is not None:
+            os.close(self._claimed)
+
+    def start(self, commit: Callable[[Files], None]) -> None:
+        """Begin; ``commit``, called with all ranks' files on ranks that write what all have, ends it."""
+        self._thread = threading.Thread(target=self._run, args=(commit,), name="save_state")
+        self._thread.start()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it has not ended."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def result(self) -> None:
+        """Wait for the end; raise ``CheckpointError`` where the checkpoint was not saved."""
+        if self._thread is not None:
+            self._thread.join()
+        if self._error is not None:
+            text = str(self._error) if isinstance(self._error, CheckpointError) else repr(self._error)
+            raise CheckpointError(
+                f"{self._draft.folder} could not be saved in the background, and is as it was before: {text}"
+            ) from self._error
+
+    def _run(self, commit: Callable[[Files], None]) -> None:
+        try:
+            self._draft.write_kept()
+        except Exception as error:  # noqa: BLE001 - it is raised where somebody waits
+            self._error = error
+        if self._draft.writes:
+            self._finish(commit)
+        elif self._claimed is not None:
+            told = {"files": self._draft.files, "error": repr(self._error) if self._error else ""}
+            os.write(self._claimed, json.dumps(told).encode())
+            fcntl.flock(self._claimed, fcntl.LOCK_UN)  # a forked process may hold it too
+            os.close(self._claimed)
+
+    def _finish(self, commit: Callable[[Files], None]) -> None:
+        files: Files = {}
+        try:
+            told = {path: _outcome(path) for path in sorted(self._draft.path.glob(".rank*"))}
+            failed = [
+                CheckpointError(f"on {path.name[1:]}: {one['error']}") for path, one in told.items() if one["error"]
+            ]
+            for error in [self._error, *failed]:
+                if error is not None:
+                    raise error  # noqa: TRY301
+            for path, one in told.items():
+                files |= one["files"]
+                path.unlink()
+            commit(files)
+        except Exception as error:  # noqa: BLE001 - it is raised where somebody waits
+            self._error = error
+            self._draft.discard()
+
+
+def _outcome(path: Path) -> dict[str, Any]:
+    """What the rank of ``path`` has written, once it has."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+        text = os.read(descriptor, os.fstat(descriptor).st_size)
+    finally:
+        os.close(descriptor)
+    found: dict[str, Any] = json.loads(text or '{"error": "the process ended before it had written its part"}')
+    return found
