@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 _LINE = re.compile(r"\s*(?:[\w.\s,]+=\s*)?%%?(?P<magic>launch|launcher)\s(?P<rest>.*)", re.DOTALL)
 _PRIORITY = 1000.0  # before IPython's own, so that those needn't run
 COMMANDS = {
+    "check": "Try out the workers: each precision, an all-reduce's value and time, and what is wrong.",
     "code": "What the form (%launcher alone) would launch, as code in a new cell.",
-    "devices": "What this machine has, and which precisions it can do.",
+    "devices": "What this machine has, what each device can do, and what auto would take.",
     "runs": "This kernel's runs, the latest first: status, options, last metrics, in a table.",
     "status": "This kernel's runs, oldest first.",
     "stop": "Stop every run that goes on.",

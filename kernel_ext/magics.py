@@ -18,6 +18,7 @@ from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class
 from IPython.utils.text import DollarFormatter
 
 from notebook_launcher.core.cell_labels import in_cells
+from notebook_launcher.core.config import snapshot
 from notebook_launcher.core.errors import ConfigError, NotebookLauncherError, PayloadError
 from notebook_launcher.core.registry import unknown_name
 from notebook_launcher.kernel_ext.completion import COMMANDS
@@ -58,6 +59,7 @@ class EntryPoints:
     history: Callable[[], Sequence[Run]]
     runs: Callable[[], Sequence[RunFacts]]
     panel: Callable[[], Any] = dataclasses.field(default=lambda: _panel())  # noqa: PLW0108 - loaded when it is called
+    check: Callable[[], Any] = dataclasses.field(default=lambda: _check())  # noqa: PLW0108 - likewise
 
 
 def launcher() -> EntryPoints:
@@ -94,7 +96,7 @@ class LauncherMagics(Magics):
     @no_var_expand
     @line_magic
     def launcher(self, line: str) -> None:
-        """A form that launches (%launcher), or what this kernel launches on: %launcher devices, runs, status, stop."""
+        """A form that launches (%launcher), or a look: %launcher devices, check, runs, status; and %launcher stop."""
         with _one_line_errors():
             words = line.split()
             if not words:
@@ -105,6 +107,8 @@ class LauncherMagics(Magics):
                 raise unknown_name("%launcher command", line.strip(), COMMANDS)
             elif words[0] == "devices":
                 _show("\n".join(_device_lines(self._entry_points().devices())))
+            elif words[0] == "check":
+                _show(str(self._entry_points().check()))
             elif words[0] == "code":
                 self._ip.set_next_input(_panel_code())
             elif words[0] == "runs":
@@ -277,6 +281,18 @@ def _show_table(shell: Any, runs: Sequence[RunFacts]) -> None:
     shell.display_pub.publish({"text/html": run_table(runs), "text/plain": run_text(runs)})
 
 
+def _device_lines(rows: Sequence[DeviceRow]) -> list[str]:
+    from notebook_launcher.launcher.device_table import device_table
+
+    return device_table(rows, snapshot()).lines()
+
+
+def _check() -> Any:
+    from notebook_launcher.launcher.preflight import check
+
+    return check()
+
+
 def _panel() -> Any:
     from notebook_launcher.widgets.panel import panel
 
@@ -305,16 +321,3 @@ def _launcher_help() -> str:
     width = max(map(len, COMMANDS)) + 2
     commands = [f"  {name.ljust(width)}{text}" for name, text in COMMANDS.items()]
     return "\n".join(["%launcher " + f"[{'|'.join(COMMANDS)}]", "", _PANEL_PURPOSE, "", *commands])
-
-
-def _device_lines(rows: Sequence[DeviceRow]) -> Iterator[str]:
-    """One line a device; for a kind that isn't there, why."""
-    for row in rows:
-        if not row.num_devices:
-            yield f"{row.kind:<6}  none: {row.reason}"
-        can = ", ".join(name for name, reason in row.precisions.items() if not reason)
-        for number, name in enumerate(row.names if row.num_devices else ()):
-            label = f"{row.kind}:{number}" if len(row.names) > 1 else row.kind
-            memory = f"{row.memory_bytes[number] / 2**30:.1f} GiB" if number < len(row.memory_bytes) else ""
-            yield "  ".join(part for part in (f"{label:<6}", name, memory, can) if part)
-        yield from (f"        no {name}: {reason}" for name, reason in row.precisions.items() if reason)

@@ -17,6 +17,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 CONSTRAINTS = ROOT / "tests" / "constraints.txt"
 OLDEST_CONSTRAINTS = ROOT / "tests" / "constraints-oldest.txt"
+ASKS_FOR_XLA = "NOTEBOOK_LAUNCHER_TEST_XLA"  # no option of a launch's, which would be warned of
+XLA_CONSTRAINTS = ROOT / "tests" / "constraints-xla.txt"
 
 _OLDEST_PYTHON = (3, 11)
 _STAMP = "notebook-launcher.json"
@@ -88,7 +90,7 @@ def pip(python: Path, *arguments: str) -> None:
 
 def clean_variables() -> dict[str, str]:
     """This process's environment without what would make the new interpreter look elsewhere."""
-    left_out = {"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "MYPYPATH"}
+    left_out = {"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "MYPYPATH", ASKS_FOR_XLA}
     variables = {name: value for name, value in os.environ.items() if name not in left_out}
     variables["PYTHONUNBUFFERED"] = "1"
     variables["JUPYTER_PREFER_ENV_PATH"] = "1"  # a kernel of the same name in the home folder is not this one

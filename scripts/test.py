@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import subprocess
 import sys
@@ -17,6 +18,16 @@ if TYPE_CHECKING:
 
 ROOT = environment.ROOT
 NOTEBOOK = ROOT / "notebooks" / "01_quickstart.ipynb"
+XLA_FILES = (  # as their names begin
+    "notebook_launcher/launcher/engines/xla",
+    "notebook_launcher/runtime/backends/xla",
+    "notebook_launcher/runtime/strategies/xla",
+    "notebook_launcher/worker/rank_threads",
+    "notebook_launcher/worker/xla",
+    "scripts/test_xla",
+    "tests/constraints-xla",
+    "tests/xla/",
+)
 # The oldest versions that the project supports are those of Google Colab's runtime, which nobody can change there.
 OLDEST_PACKAGES = ("ipykernel", "jupyter_client", "matplotlib", "nbclient", "scikit-learn")
 
@@ -59,7 +70,31 @@ def oldest(_: Path) -> bool:
     return run([python, ROOT / "scripts" / "drive_panel.py"]) and quickstart
 
 
-STEPS = {"lint": lint, "types": types, "pytest": pytest, "oldest": oldest}
+def xla(_: Path) -> bool:
+    """The tests of XLA, in an environment of 7 GB, where they are asked for or the last commit changed it."""
+    if "xla" not in sys.argv[1:] and os.environ.get(environment.ASKS_FOR_XLA) != "1":
+        changed = changed_in_last_commit(ROOT)
+        how = f"{environment.ASKS_FOR_XLA}=1 runs it, and so does scripts/test_xla.py"
+        if changed is None:
+            environment.say(f"Skipped: git can't tell what the last commit changed; {how}.")
+            return True
+        if not any(name.startswith(XLA_FILES) for name in changed):
+            environment.say(f"Skipped: the last commit changed nothing of XLA's; {how}.")
+            return True
+    return run([sys.executable, ROOT / "scripts" / "test_xla.py"])
+
+
+def changed_in_last_commit(root: Path) -> list[str] | None:
+    """The files of the last commit, None where git has no history here, or is not there."""
+    command = ["git", "diff", "--name-only", "HEAD~1", "HEAD"]
+    try:
+        told = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return told.stdout.splitlines()
+
+
+STEPS = {"lint": lint, "types": types, "pytest": pytest, "oldest": oldest, "xla": xla}
 
 
 def main() -> int:

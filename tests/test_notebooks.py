@@ -20,6 +20,7 @@ NUM_PICTURES = {
     "06_panel": 0,
     "09_sharding": 1,
     "10_deepspeed": 2,
+    "11_devices": 1,
 }
 MAX_CELLS = 20
 MAX_LINES = 15

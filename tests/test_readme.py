@@ -23,8 +23,9 @@ def commands() -> list[str]:
     return [line for block in blocks("sh") for line in block.splitlines() if line.startswith("python3 ")]
 
 
-def test_there_are_two_commands():
-    assert commands() == ["python3 scripts/quickstart.py", "python3 scripts/test.py"]
+def test_there_are_two_commands_and_one_for_those_who_work_on_tpus():
+    names = ("quickstart", "test", "test_xla")
+    assert commands() == [f"python3 scripts/{name}.py" for name in names]
 
 
 @pytest.mark.parametrize("command", commands())

@@ -9,7 +9,8 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher.core.shared_memory import Packed  # noqa: TC001 - part of the messages' shape
+from notebook_launcher.core.forking import Fork  # noqa: TC001 - part of the messages' shape
+from notebook_launcher.core.shared_memory import Packed  # noqa: TC001
 from notebook_launcher.core.world import World  # noqa: TC001
 
 if TYPE_CHECKING:
@@ -97,6 +98,7 @@ class Where:
     call: str  # "all_reduce", or the function's name
     line: str  # "cell 3, line 7"-like place in the user's code, "" when there is none
     stack: str
+    last_collective: str = ""  # in words, as torch's flight recorder has it; "" where it has none
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,12 +132,16 @@ class Devices:
 class DeviceRow:
     """One kind of device on this machine. ``precisions`` gives, by name, "" where it can, else the reason why not."""
 
-    kind: str  # "cuda", "mps", "xpu", "cpu"
+    kind: str  # "cuda", "mps", "xpu", "tpu", "cpu"
     num_devices: int
     names: tuple[str, ...] = ()
     memory_bytes: tuple[int, ...] = ()
     precisions: dict[str, str] = dataclasses.field(default_factory=dict)
     reason: str = ""  # why there is none
+    per_process: int = 1  # devices that one process drives, a rank a thread of it
+    is_stand_in: bool = False  # another kind's hardware in this one's place, for tests: "auto" passes it over
+    uuids: tuple[str, ...] = ()  # one a device, where the driver tells
+    no_peers: tuple[tuple[int, int], ...] = ()  # pairs of devices that can't read each other's memory
 
 
 Event = (
@@ -178,6 +184,14 @@ class Run:
 
 
 @dataclasses.dataclass(frozen=True)
+class RunThreads:
+    """Become several ranks, each a thread of this process; all but the first have lines of their own."""
+
+    runs: tuple[Run, ...]
+    lines: tuple[Fork, ...]
+
+
+@dataclasses.dataclass(frozen=True)
 class Probe:
     """Look at this machine's devices, as the environment given allows, and leave: answered by ``Devices``."""
 
@@ -204,7 +218,7 @@ class Leave:
     """Every rank has ended: exit."""
 
 
-Command = Run | Probe | AskWhere | Interrupting | Release | Leave
+Command = Run | RunThreads | Probe | AskWhere | Interrupting | Release | Leave
 
 # --- reporting from anywhere below the function ---------------------------------------------------------------------
 

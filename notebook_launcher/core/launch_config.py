@@ -21,6 +21,7 @@ from notebook_launcher.core.notices import warn
 from notebook_launcher.core.options import (
     LOWER,
     NUMBER,
+    NUMBER_OR_UUID,
     PATH,
     SEPARATED,
     WHOLE,
@@ -61,6 +62,7 @@ _PREFIX = "NOTEBOOK_LAUNCHER_"
 _NO_VARIABLE = ("env", "extra")
 
 _Count = Annotated[int, WHOLE]
+_DeviceId = Annotated[int | str, NUMBER_OR_UUID]
 _Device = Annotated[Literal["auto", "cpu", "cuda", "mps", "tpu", "xpu"], LOWER]
 _Precision = Annotated[Literal["no", "fp16", "bf16"], LOWER]
 _StartMethod = Annotated[Literal["forkserver", "spawn", "fork"], LOWER]
@@ -76,8 +78,8 @@ class LaunchConfig(BaseModel):
     num_processes: _Count | None = Field(
         None, ge=1, le=MAX_PROCESSES, description="Processes on this machine; default: one a device, on the CPU 2."
     )
-    device_ids: Annotated[list[_Count], SEPARATED] | None = Field(
-        None, description="Which devices to use, by number, one a process; default: the first ones."
+    device_ids: Annotated[list[_DeviceId], SEPARATED] | None = Field(
+        None, description="Which devices to use, by number or UUID, one a process; default: the first ones."
     )
     mixed_precision: _Precision | None = Field(
         None, description="Number format of the forward pass; default: what the function says, else no."
@@ -313,7 +315,7 @@ def _device_contradictions(config: LaunchConfig) -> Iterator[_Contradiction]:
         yield _Contradiction(
             "device_ids is empty: name at least one device, or leave it out to use all.", ("device_ids",)
         )
-    if min(ids, default=0) < 0:
+    if min((one for one in ids if isinstance(one, int)), default=0) < 0:
         yield _Contradiction(f"device_ids={ids} can't be: devices are numbered from 0.", ("device_ids",))
     if len(set(ids)) < len(ids):
         twice = next(number for number in ids if ids.count(number) > 1)

@@ -10,6 +10,7 @@ import dataclasses
 import inspect
 import operator
 import os
+import re
 import types
 import typing
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -25,11 +26,13 @@ if TYPE_CHECKING:
     from pydantic import BaseModel, ValidationError
     from pydantic.fields import FieldInfo
 
+_UUID = re.compile(r"(GPU|MIG)-[0-9a-fA-F][0-9a-fA-F-]*")
 _KINDS: dict[Any, tuple[str, str]] = {
     int: ("int", "a whole number"),
     float: ("float", "a number"),
     str: ("str", "text"),
     list[int]: ("int list", "a list of whole numbers"),
+    list[int | str]: ("int list", "a list of whole numbers, or of GPUs' UUIDs"),
     list[str]: ("str list", "a list of names"),
     dict[str, str]: ("pairs", "names and values, both text"),
 }
@@ -118,6 +121,13 @@ def _whole(value: object) -> object:
         raise ValueError(str(error)) from None
 
 
+def _number_or_uuid(value: object) -> object:
+    """A device's UUID stays text: "GPU-" or "MIG-", as nvidia-smi -L shows it, and hexadecimal digits."""
+    if isinstance(value, str) and _UUID.fullmatch(value):
+        return value
+    return _whole(value)
+
+
 def _number(value: object) -> object:
     if isinstance(value, bool):
         raise ValueError("a truth value is no number")  # noqa: TRY004 - as above
@@ -142,6 +152,7 @@ def _path(value: object) -> object:
 
 
 WHOLE = BeforeValidator(_whole)
+NUMBER_OR_UUID = BeforeValidator(_number_or_uuid)
 NUMBER = BeforeValidator(_number)
 LOWER = BeforeValidator(_lower)
 SEPARATED = BeforeValidator(_separated)

@@ -6,10 +6,12 @@ Pure: whoever asks brings the facts, since only a process that may touch the dev
 from __future__ import annotations
 
 import dataclasses
+import re
 
 PRECISIONS = ("no", "fp16", "bf16")
 _NATIVE_BF16 = (8, 0)  # CUDA's compute capability: Ampere
 _MPS_BF16 = (14, 0)  # macOS
+_EMULATED_BF16 = re.compile(r"Apple M[12]\b")
 _MPS_FP16 = (2, 8)  # torch, whose loss scaling works there from then on
 
 Version = tuple[int, int]
@@ -60,6 +62,8 @@ def _why_not_bf16(kind: str, facts: DeviceFacts) -> str:
         )
     if kind == "xpu" and facts.has_native_bf16 is False:
         return f"{name} has no bf16 units: it would emulate bf16, slower than fp32"
+    if kind == "mps" and _EMULATED_BF16.match(name):
+        return f"{name} has no bf16 units: macOS emulates bf16, no faster than fp32"
     if kind == "mps" and facts.macos is not None and facts.macos < _MPS_BF16:
         return f"bf16 on an Apple GPU needs macOS {_text(_MPS_BF16)}, and this is macOS {_text(facts.macos)}"
     return ""

@@ -16,11 +16,18 @@ STRATEGIES = Registry(
         "deepspeed": "notebook_launcher.runtime.strategies.deepspeed:DeepSpeed",
         "pp": "notebook_launcher.runtime.strategies.pipeline:Pipeline",
         "tp": "notebook_launcher.runtime.strategies.tensor_parallel:TensorParallel",
+        "xla": "notebook_launcher.runtime.strategies.xla:Replica",
+        "spmd": "notebook_launcher.runtime.strategies.xla:Spmd",
+        "spmd_fsdp": "notebook_launcher.runtime.strategies.xla:SpmdSharded",
     },
 )
+DEVICE_OF = {"xla": "tpu", "spmd": "tpu", "spmd_fsdp": "tpu"}  # the kind of device that a strategy is for, if one
+ON_DEVICE = {"tpu": ("single", "ddp", *DEVICE_OF)}  # of kinds of device that don't have all strategies, those they have
+IN_ONE_PROCESS = ("spmd", "spmd_fsdp")  # those that drive every device from one process
 WITHOUT_MESH = {  # why they don't go with sizes of a mesh
     "single": "it is one process",
     "deepspeed": "ZeRO spreads a model over all processes, and has no part in tensor or pipeline parallel",
+    **dict.fromkeys(DEVICE_OF, "it is XLA that spreads the model there, over all devices"),
 }
 WITHOUT_ACCUMULATION = {  # why they don't go with gradient accumulation over several steps
     "pp": "it does so within a pipeline_step, over PipelineParallelPlugin(num_microbatches=...)",

@@ -1,4 +1,4 @@
-"""What a payload unpickles to in a worker: a call, or a cell. Calling it runs it and returns the rank's result."""
+"""What a payload unpickles to: a call, a name, or a cell. Calling it runs it and returns the rank's result."""
 
 from __future__ import annotations
 import __future__
@@ -6,6 +6,7 @@ import __future__
 import ast
 import asyncio
 import dataclasses
+import importlib
 import inspect
 import io
 import sys
@@ -31,6 +32,19 @@ class Call:
         """Run it; returns the function's result and raises what it raises."""
         result = self.function(*self.args, **self.kwargs)
         return asyncio.run(_finish(result)) if inspect.iscoroutine(result) else result
+
+
+@dataclasses.dataclass(frozen=True)
+class Named:
+    """A function of this package by its name, "module:function", for whoever may not load it himself."""
+
+    name: str
+    args: tuple[Any, ...] = ()
+
+    def __call__(self) -> Any:
+        """Load it and run it."""
+        module, _, function = self.name.partition(":")
+        return getattr(importlib.import_module(module), function)(*self.args)
 
 
 @dataclasses.dataclass(frozen=True)

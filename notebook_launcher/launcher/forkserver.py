@@ -16,6 +16,7 @@ import time
 import weakref
 from typing import IO, TYPE_CHECKING
 
+from notebook_launcher.core import config
 from notebook_launcher.core.channel import SocketChannel
 from notebook_launcher.core.errors import ChannelClosedError, EngineError
 from notebook_launcher.core.forking import STATUS, Fork, Loading, Warm
@@ -23,11 +24,12 @@ from notebook_launcher.core.lifeline import Lifeline
 from notebook_launcher.core.shared_memory import FileDescriptor
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 _DEATH_S = 0.5  # from a process's last word to the moment that the system counts it as gone
 _ANSWER_S = 2.0  # how long a warm server may sleep over what it was asked; forking takes milliseconds
 _BUSY_S = 20.0  # and how long, where it does not sleep: the machine may be short of memory
+_READ_AT_LOAD = {"PYTORCH_ENABLE_MPS_FALLBACK": "1"}  # on a Mac: what has no kernel on its GPU runs on the CPU
 _open_channels: weakref.WeakSet[SocketChannel] = weakref.WeakSet()
 
 
@@ -184,6 +186,11 @@ def worker_lines(*, fresh: bool = False) -> tuple[LocalWorker, Fork]:
     return worker, Fork(channel=theirs.detach(), **written, fresh=fresh)
 
 
+def server_environment(environment: Mapping[str, str], platform: str) -> dict[str, str]:
+    """What the server is started with: the kernel's environment, and what torch reads only as it is loaded."""
+    return {**(_READ_AT_LOAD if platform == "darwin" else {}), **environment}
+
+
 class ForkServer:
     """One fork server process. It loads the modules in ``preload``, then those in ``wanted``, before it forks."""
 
@@ -225,6 +232,7 @@ class ForkServer:
                 stdout=self._log,
                 stderr=self._log,
                 pass_fds=[number, kernels_end],
+                env=server_environment(config.snapshot(), sys.platform),
                 start_new_session=True,
                 cwd="/",  # the notebook's may be gone
             )

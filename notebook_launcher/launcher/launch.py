@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import pathlib
 import sys
@@ -16,6 +17,7 @@ from notebook_launcher.core.options import parameters
 from notebook_launcher.launcher import payload as payloads
 from notebook_launcher.launcher import warm
 from notebook_launcher.launcher.commands import commands, pack_surroundings
+from notebook_launcher.launcher.device_choice import started_for
 from notebook_launcher.launcher.engines import ENGINES
 from notebook_launcher.launcher.output import OutputLog
 from notebook_launcher.launcher.plan import make_plan
@@ -101,27 +103,27 @@ def launch_payload(
 
 def _launch(payload: Payload, config: LaunchConfig, *, wait: bool, sink: str) -> Run:
     _warn_of_large(payload)
-    engine = ENGINES.load(config.engine)()
-    plan = make_plan(config, warm.devices)
+    plan = make_plan(config, functools.partial(warm.devices, config.env))
+    engine, making = ENGINES.load(plan.engine)(), started_for(config, plan.device)
+    notes = [*plan.notes, *payload.notes, *engine.check(config)]
     folder = _log_folder(config.log_dir)
     shown = {0} if config.output == "main" else None
     output = OutputLog(len(plan.worlds), folder=folder, shown_ranks=shown)
-    record = Record(plan.headline, [*plan.notes, *payload.notes], output, len(plan.worlds))
+    record = Record(plan.headline, notes, output, len(plan.worlds))
     sinks: list[Sink] = [SINKS.load(sink)()]
     surroundings = pack_surroundings(payload.sources, plan.environment)
-    engine.prepare(len(plan.worlds), config)
+    engine.prepare(len(plan.worlds), making)
 
     def start(attempt: int) -> list[Worker]:
         with commands(plan.worlds, surroundings, payload.packed, attempt) as ready:
-            workers: list[Worker] = engine.start(ready, config)
-        return workers
+            return list(engine.start(ready, making))
 
     run = Run(payload.name, config, record, sinks, start)
 
     def after() -> None:
         if payload.packed.mapping is not None:
             payload.packed.mapping.close()  # whoever keeps the run for its results doesn't keep a copy of what it took
-        engine.stand_by(len(plan.worlds), config)
+        engine.stand_by(len(plan.worlds), making)
 
     record.shown.clear()
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import signal
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,9 @@ _REASONS = {
     signal.SIGFPE: "native code divided by zero",
     signal.SIGTERM: "something outside this run asked it to end",
 }
+_WATCHDOG = re.compile(
+    r"Watchdog caught collective operation timeout: WorkNCCL\(SeqNum=(\d+), OpType=(\w+),.*?Timeout\(ms\)=(\d+)"
+)
 _SHOWN_CHARS = 16_000  # some hundred lines of a traceback
 _MORE = "[cut to fit a notebook: run.error has more of it, and so has the exception that you catch]"
 
@@ -46,6 +50,19 @@ def death(code: int | None, memory: str) -> tuple[str, str]:
         at_the_time = f" ({memory})" if -code == signal.SIGKILL and memory else ""
         return name, f"was ended by {name}" + (f": {reason}{at_the_time}" if reason else "")
     return "exit", f"left with exit code {code} before the function had returned (os._exit or the like)"
+
+
+def nccl_timeout(written: str) -> str:
+    """What a rank died of, where NCCL's watchdog ended it: the collective that the others did not come to; else ""."""
+    found = _WATCHDOG.search(written)
+    if found is None:
+        return ""
+    number, name, limit_ms = found.groups()
+    return (
+        f"waited {int(limit_ms) / 1000:g} s in NCCL's {name}, its collective number {number}, and was ended by NCCL's "
+        "watchdog: another rank made other calls or hangs, or the GPUs can't reach each other. `%launcher check` is a "
+        "preflight that tells which; where it hangs too, env={'NCCL_P2P_DISABLE': '1'} often helps"
+    )
 
 
 def fate(state: RankState, cause: RankState | None) -> str:
@@ -95,7 +112,7 @@ def error_of(state: RunState, host: str, tails: dict[int, str], memory: str) -> 
     if one.failed is None:
         kind, sentence = death(one.exit_code, memory)
         tail = in_cells(_without_module_list(tails.get(rank, ""))).strip()
-        message = f"rank {rank} of {total} died: it {sentence}"
+        message = f"rank {rank} of {total} died: it {nccl_timeout(tail) or sentence}"
         return WorkerError(message, rank=rank, host=host, kind=kind, traceback_text=tail, others=others)
     failed = one.failed
     headline = f"rank {rank} of {total} raised {failed.type_name}" + (f": {failed.message}" if failed.message else "")
@@ -188,7 +205,8 @@ def _doing(state: RankState) -> str:
     where = state.where
     if where is None or not where.call:
         return "was running"
-    return f"was in {where.call}" + (f" ({where.line})" if where.line else "")
+    last = f"; its last collective was {where.last_collective}" if where.last_collective else ""
+    return f"was in {where.call}" + (f" ({where.line})" if where.line else "") + last
 
 
 def _ranks(ranks: list[int]) -> str:

@@ -14,8 +14,17 @@ from notebook_launcher.core.cores import num_cores
 from notebook_launcher.core.errors import ConfigError
 from notebook_launcher.core.precisions import refusals
 from notebook_launcher.core.registry import unknown_name
-from notebook_launcher.core.strategies import PACKAGES, STRATEGIES, WITHOUT_ACCUMULATION
+from notebook_launcher.core.strategies import (
+    DEVICE_OF,
+    IN_ONE_PROCESS,
+    ON_DEVICE,
+    PACKAGES,
+    STRATEGIES,
+    WITHOUT_ACCUMULATION,
+)
 from notebook_launcher.core.world import World
+from notebook_launcher.launcher.device_choice import narrowed, numbers, peer_settings, visibility
+from notebook_launcher.launcher.engines import ENGINE_OF, ENGINES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -23,9 +32,17 @@ if TYPE_CHECKING:
     from notebook_launcher.core.config import LaunchConfig
     from notebook_launcher.core.events import DeviceRow
 
-_ACCELERATORS = ("cuda", "xpu", "mps")  # in the order in which "auto" prefers them
-_BACKENDS = {"cuda": "NCCL", "xpu": "XCCL", "mps": "gloo", "cpu": "gloo"}
-_NAMES = {"cuda": "CUDA", "xpu": "XPU", "mps": "MPS", "cpu": "CPU"}
+_ACCELERATORS = ("cuda", "tpu", "xpu", "mps")  # in the order in which "auto" prefers them
+_BACKENDS = {"cuda": "NCCL", "tpu": "XLA", "xpu": "XCCL", "mps": "gloo", "cpu": "gloo"}
+_NAMES = {"cuda": "CUDA", "tpu": "TPU", "xpu": "XPU", "mps": "MPS", "cpu": "CPU"}
+_DEFAULTS = {  # variables, where nobody has said otherwise
+    "tpu": {"PJRT_DEVICE": "TPU", "TF_CPP_MIN_LOG_LEVEL": "2"},
+    "mps": {"PYTORCH_ENABLE_MPS_FALLBACK": "1"},  # what has no kernel there runs on the CPU
+}
+# Which devices a process sees, by kind. Of several the first that is set holds; the last is there for all makers.
+_VISIBLE = {"cuda": ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"), "xpu": ("ZE_AFFINITY_MASK",)}
+_WHOLE = ("tpu",)  # kinds of which a launch has one device or all
+_ALONE = ("mps",)  # kinds for one process
 _STRATEGIES = {  # as people write them, where that is not the option's value
     "ddp": "DDP",
     "fsdp": "FSDP",
@@ -33,7 +50,6 @@ _STRATEGIES = {  # as people write them, where that is not the option's value
     "tp": "tensor parallel",
     "pp": "pipeline parallel",
 }
-_VISIBLE = {"cuda": "CUDA_VISIBLE_DEVICES", "xpu": "ZE_AFFINITY_MASK"}  # which devices a process sees, by kind
 DEFAULT_ON_CPU = 2
 _MAX_RANKS_PER_CORE = 32  # on the CPU; more is a slip of the finger
 _WITH_SECTION = ("fsdp", "deepspeed")  # strategies that a section of a configuration file is for
@@ -49,6 +65,7 @@ class Plan:
     headline: str
     notes: tuple[str, ...]
     environment: dict[str, str]  # what is added to the notebook's
+    engine: str = "local"
 
 
 def make_plan(
@@ -66,16 +83,18 @@ def make_plan(
     rows = {} if config.device == "cpu" else {row.kind: row for row in look()}
     device = _device(config, rows)
     row = rows.get(device)
-    visible = _visible(config, device, environment)
-    num_local = _num_local(config, device, row, visible)
+    engine = _engine(config, device)
+    chosen = _chosen(config, device, row, {**environment, **config.env})
+    num_local = _num_local(config, device, row, chosen)
     _check_precision(config, device, row)
-    _check_strategy(config, num_local)
+    _check_strategy(config, device, num_local)
     worlds = _worlds(config, device, num_local, {**environment, **config.env})
-    added = dict(config.env)
-    if config.device_ids is not None and device in _VISIBLE:
-        # Indices count what the notebook sees, which the variable may have narrowed already.
-        added[_VISIBLE[device]] = ",".join(visible[i] if visible else str(i) for i in config.device_ids)
-    return Plan(device, worlds, _headline(config, device, worlds[0].world_size), _notes(config), added)
+    added = {name: text for name, text in _DEFAULTS.get(device, {}).items() if name not in environment} | config.env
+    if chosen is not None and device in _VISIBLE:
+        added |= visibility(_VISIBLE[device], chosen, {**environment, **config.env})
+    peers, told = peer_settings(row, range(num_local) if chosen is None else chosen, {**environment, **added})
+    headline, notes = _headline(config, device, worlds[0].world_size), (*_notes(config), *told)
+    return Plan(device, worlds, headline, notes, added | peers, engine)
 
 
 def _check_not_launched(environment: Mapping[str, str]) -> None:
@@ -90,7 +109,8 @@ def _check_not_launched(environment: Mapping[str, str]) -> None:
 
 def preferred_kind(rows: Mapping[str, DeviceRow]) -> str:
     """The kind of device that ``auto`` takes, of those that the machine has."""
-    return next((kind for kind in _ACCELERATORS if kind in rows and rows[kind].num_devices), "cpu")
+    found = (kind for kind in _ACCELERATORS if kind in rows and rows[kind].num_devices and not rows[kind].is_stand_in)
+    return next(found, "cpu")
 
 
 def _device(config: LaunchConfig, rows: Mapping[str, DeviceRow]) -> str:
@@ -109,33 +129,85 @@ def _device(config: LaunchConfig, rows: Mapping[str, DeviceRow]) -> str:
     return config.device
 
 
-def _visible(config: LaunchConfig, device: str, environment: Mapping[str, str]) -> list[str]:
-    """The devices by their names outside the run, where a variable narrows them; [] where none does."""
-    text = {**environment, **config.env}.get(_VISIBLE.get(device, ""), "")
-    return [name.strip() for name in text.split(",") if name.strip()]
+def _engine(config: LaunchConfig, device: str) -> str:
+    """Where the processes come from: as asked, where that goes with the device, else as the device has it."""
+    needed = ENGINE_OF.get(device)
+    if "engine" not in config.sources:
+        return needed or config.engine
+    wrong = config.engine != needed if needed is not None else config.engine in ENGINE_OF.values()
+    if wrong and config.engine in ENGINES.names:
+        raise ConfigError(
+            f"engine={config.engine!r} doesn't start processes for the device {device!r}, which takes "
+            f"engine={needed or 'local'!r}. Leave engine out."
+        )
+    return config.engine
 
 
-def _num_local(config: LaunchConfig, device: str, row: DeviceRow | None, visible: Sequence[str]) -> int:
+def _chosen(
+    config: LaunchConfig, device: str, row: DeviceRow | None, environment: Mapping[str, str]
+) -> list[int] | None:
+    """``device_ids`` as numbers of what the notebook sees; None where all are taken, or the kind has no choice."""
+    if config.device_ids is None or row is None or device in _WHOLE or device == "cpu":
+        return None
+    found = numbers(config.device_ids, row)
+    beyond = [number for number in found if number >= row.num_devices]
+    if beyond:
+        raise ConfigError(
+            f"device_ids={config.device_ids} names device {beyond[0]}, and the notebook sees {row.num_devices} "
+            f"{_NAMES[device]} device{'s' * (row.num_devices != 1)}, numbered from 0"
+            + narrowed(_VISIBLE.get(device, ()), environment)
+            + f". Use numbers up to {row.num_devices - 1}."
+        )
+    return found
+
+
+def _num_local(config: LaunchConfig, device: str, row: DeviceRow | None, chosen: Sequence[int] | None) -> int:
     if device == "cpu":
         return _num_on_cpu(config)
     num_devices = row.num_devices if row is not None else 0
-    if _VISIBLE.get(device) in config.env:
-        num_devices = len(visible)  # the look was without it
-    if config.device_ids is not None:
-        beyond = [number for number in config.device_ids if number >= num_devices]
-        if beyond:
-            raise ConfigError(
-                f"device_ids={config.device_ids} names device {beyond[0]}, and the notebook sees {num_devices} "
-                f"{_NAMES[device]} device{'s' * (num_devices != 1)}, numbered from 0"
-                + (f" ({_VISIBLE[device]}={','.join(visible)})" if visible else "")
-                + f". Use numbers up to {num_devices - 1}."
-            )
-        num_devices = len(config.device_ids)
+    if device in _WHOLE:
+        return _num_of_whole(config, device, num_devices)
+    if device in _ALONE:
+        return _num_alone(config, device)
+    num_devices = num_devices if chosen is None else len(chosen)
     asked = config.num_processes or num_devices
     if asked > num_devices:
         raise ConfigError(
             f"num_processes={asked} is more than the {num_devices} {_NAMES[device]} device{'s' * (num_devices != 1)} "
             f"to run on, and each process needs its own. Ask for at most {num_devices}, or use device='cpu'."
+        )
+    return asked
+
+
+def _num_alone(config: LaunchConfig, device: str) -> int:
+    for name, asked in {"num_processes": config.num_processes or 1, "num_machines": config.num_machines}.items():
+        if asked > 1:
+            raise ConfigError(
+                f"{name}={asked} can't be on device={device!r}: an Apple GPU is one device, and torch can't exchange "
+                f"its tensors between processes. Leave {name} out, or use device='cpu'."
+            )
+    return 1
+
+
+def _num_of_whole(config: LaunchConfig, device: str, num_devices: int) -> int:
+    """Where a launch has one device, or all, or by its strategy one process for all."""
+    name = _NAMES[device]
+    if config.device_ids is not None:
+        raise ConfigError(f"device_ids={config.device_ids} chooses GPUs, and a {name} launch takes all: leave it out.")
+    if config.num_machines > 1:
+        raise ConfigError(f"num_machines={config.num_machines} can't be with {name}s yet: launch on one machine.")
+    if config.strategy in IN_ONE_PROCESS:
+        if (config.num_processes or 1) != 1:
+            raise ConfigError(
+                f"strategy={config.strategy!r} drives all {num_devices} {name} devices from one process, and "
+                f"num_processes is {config.num_processes}. Leave num_processes out."
+            )
+        return 1
+    asked = config.num_processes or num_devices
+    if asked not in {1, num_devices}:
+        raise ConfigError(
+            f"num_processes={asked} can't be on {num_devices} {name} device{'s' * (num_devices != 1)}: torch_xla runs "
+            f"one process, or one for each of them. Use {' or '.join(map(str, sorted({1, num_devices})))}."
         )
     return asked
 
@@ -163,7 +235,19 @@ def _check_precision(config: LaunchConfig, device: str, row: DeviceRow | None) -
         )
 
 
-def _check_strategy(config: LaunchConfig, num_local: int) -> None:
+def _check_strategy(config: LaunchConfig, device: str, num_local: int) -> None:
+    wanted = DEVICE_OF.get(config.strategy or "", device)
+    if wanted != device:
+        raise ConfigError(
+            f"strategy={config.strategy!r} is for device={wanted!r}, and the device is {device!r}. Use another "
+            f"strategy, or device={wanted!r}."
+        )
+    known, name = ON_DEVICE.get(device), _strategy(config)
+    if known and name not in {None, *known}:
+        raise ConfigError(
+            f"strategy={name!r} is not there for device={device!r}, which has {', '.join(known)}. Use one of them, or "
+            "another device."
+        )
     world_size = num_local * config.num_machines
     if config.strategy == "single" and world_size > 1:
         raise ConfigError(
@@ -173,17 +257,17 @@ def _check_strategy(config: LaunchConfig, num_local: int) -> None:
     mesh = parallelism.refuse(config.strategy, _mesh(config), world_size)
     if mesh:
         raise ConfigError(mesh)
-    num_steps, name = config.gradient_accumulation_steps or 1, _strategy(config) or ""
+    num_steps = config.gradient_accumulation_steps or 1
     if num_steps > 1 and name in WITHOUT_ACCUMULATION and world_size > 1:
         raise ConfigError(
             f"strategy={name!r} can't be together with gradient_accumulation_steps={num_steps}: "
             f"{WITHOUT_ACCUMULATION[name]}. Leave it at 1, and give larger batches and more microbatches."
         )
     package = PACKAGES.get(config.strategy or "")
-    name = (package or "").partition(">")[0]
-    if package and importlib.util.find_spec(name) is None:
+    module = (package or "").partition(">")[0]
+    if package and importlib.util.find_spec(module) is None:
         raise ConfigError(
-            f"strategy={config.strategy!r} needs the package {name}, which is not installed; it comes with the extra "
+            f"strategy={config.strategy!r} needs the package {module}, which is not installed; it comes with the extra "
             f"{config.strategy}, pip install 'notebook-launcher[{config.strategy}]', or by itself: {sys.executable} -m "
             f"pip install '{package}'"
         )

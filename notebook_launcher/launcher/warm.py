@@ -7,6 +7,7 @@ import contextlib
 import importlib
 import os
 import signal
+import sys
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ from notebook_launcher.launcher.forkserver import ForkServer, LocalWorker
 from notebook_launcher.launcher.plan import DEFAULT_ON_CPU
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 _PRELOAD = (
     "torch",
@@ -33,9 +34,24 @@ _PRELOAD = (
 _PROBE_TIMEOUT_S = 120.0
 _LOOK_S = 0.25  # how often whoever waits for an answer sees to the worker
 # Read by libraries while they load, so a change needs a new server.
-_READ_AT_LOAD = ("OMP_PROC_BIND", "OMP_PLACES", "KMP_", "GOMP_", "MKL_", "OPENBLAS_", "LD_", "MALLOC_", "TORCH_LOGS")
+_READ_AT_LOAD = (
+    "OMP_PROC_BIND",
+    "OMP_PLACES",
+    "KMP_",
+    "GOMP_",
+    "MKL_",
+    "OPENBLAS_",
+    "LD_",
+    "MALLOC_",
+    "TORCH_LOGS",
+    "PYTORCH_",
+)
+_ONLY_WHERE_ASKED = ("torch_xla",)  # it replaces functions of torch's, clip_grad_norm_ for one
 # What decides which devices a process sees.
-_VISIBILITY = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
+_VISIBILITY = (
+    *("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"),
+    *("PJRT_DEVICE", "CPU_NUM_DEVICES"),
+)
 
 
 class _Warm:
@@ -121,12 +137,12 @@ def stand_by(num_workers: int) -> None:
                 _warm.standing_by.append(_warm.server.fork())
 
 
-def devices() -> tuple[DeviceRow, ...]:
-    """What devices this machine has, as a worker sees them with the environment as it is now.
+def devices(added: Mapping[str, str] | None = None) -> tuple[DeviceRow, ...]:
+    """What devices this machine has, as a worker sees them with the environment as it is now, and ``added``.
 
     Asked once for each setting of the variables that hide devices. Raises ``EngineError`` when no worker can answer.
     """
-    environment = config.snapshot()
+    environment = {**config.snapshot(), **(added or {})}
     key = tuple(environment.get(name) for name in _VISIBILITY)
     with _warm.probing:
         if key not in _warm.devices:
@@ -150,12 +166,17 @@ def _server(preload: tuple[str, ...] | None) -> ForkServer:
     settings = sorted((name, value) for name, value in environment.items() if name.startswith(_READ_AT_LOAD))
     with _warm.lock:
         current = _warm.server
-        fits = current is not None and (preload is None or set(preload) <= set(current.wanted))
+        fits = current is not None and (preload is None or _fits(set(preload), set(current.wanted)))
         if current is not None and fits and current.alive and _warm.settings == settings:
             return current
         _retire()
         _warm.server, _warm.settings = ForkServer(_PRELOAD, preload or ()), settings
         return _warm.server
+
+
+def _fits(preload: set[str], loaded: set[str]) -> bool:
+    """Whether a server that has ``loaded`` is one for ``preload``."""
+    return preload <= loaded and not (loaded - preload) & set(_ONLY_WHERE_ASKED)
 
 
 def _retire() -> None:
@@ -188,7 +209,7 @@ def _discard_standing_by() -> None:
 
 def _probe(environment: dict[str, str], *, again: bool = True) -> tuple[DeviceRow, ...]:
     with _warm.lock:
-        (worker,) = _take(_server(None), 1)
+        (worker,) = _take(_server(None), 1, fresh=sys.platform == "darwin")  # Apple's GPU is not seen in a fork
     try:
         worker.channel.send(Probe(environment))
         answer = _answer(worker)

@@ -343,7 +343,7 @@ class Accelerator(Identity, Pipelining, Saving):
                 return prepared  # type: ignore[no-any-return]
         self._precision.check(model)
         if self.device_placement if device_placement is None else device_placement:
-            model = model.to(self.device) if evaluation_mode else self._strategy.place(model)
+            model = (self._process.backend.moved if evaluation_mode else self._strategy.place)(model)
         seen = models.autocast_view(model, self._precision)
         prepared = seen if evaluation_mode else self._strategy.wrap(seen)
         if self._dynamo_backend and models.compiled_from(prepared) is prepared:

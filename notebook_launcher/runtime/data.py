@@ -39,10 +39,15 @@ class _Share:
     dispatches: bool
     device: torch.device | None  # None: batches stay where they are
     non_blocking: bool
+    put: Callable[[Any], Any] | None  # the backend's own way to put them there
     generator: torch.Generator | None  # the loader's own, for the seeds of its workers
     place: Place  # how far it has come, for checkpoints
     rng_types: Sequence[str] = ()  # random streams that each pass makes equal on all ranks
     latest: Iteration | None = None
+
+    def moved(self, batch: Any, device: torch.device) -> Any:
+        """The batch on ``device``."""
+        return trees.move(batch, device, non_blocking=self.non_blocking) if self.put is None else self.put(batch)
 
     def follow(self, plan: sharding.Plan) -> None:
         """Share the next passes as ``plan`` says."""
@@ -78,7 +83,7 @@ class PreparedLoader(DataLoader[Any]):
                     advance(iteration, is_last[rank], sizes, counts, True in is_last)
                 else:
                     advance(iteration, is_last[rank], (), ())
-                yield batch if device is None else trees.move(batch, device, non_blocking=share.non_blocking)
+                yield batch if device is None else share.moved(batch, device)
         finally:
             share.progress.end(iteration)
 
@@ -307,6 +312,7 @@ def prepare(
         dispatches=dispatches,
         device=process.device if place and process.device.type != "cpu" else None,
         non_blocking=options.non_blocking,
+        put=process.backend.put,
         generator=loader.generator,
         place=Place(
             epochs,

@@ -86,10 +86,16 @@ def _gather_leaf(leaf: Any) -> Any:
 
 
 def _parts(tensor: torch.Tensor, group: dist.ProcessGroup | None = None) -> list[torch.Tensor]:
-    flat = _bytes(tensor)
+    flat = _bytes(_carried(tensor, group))
     parts = [torch.empty_like(flat) for _ in range(dist.get_world_size(group))]
     dist.all_gather(parts, flat, group)
-    return [part.view(tensor.dtype).reshape(tensor.shape) for part in parts]
+    return [part.view(tensor.dtype).reshape(tensor.shape).to(tensor.device) for part in parts]
+
+
+def _carried(tensor: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
+    """The tensor where the process group can take it: in host memory, if the group has no way for its device."""
+    kind, ways = tensor.device.type, dist.get_backend_config(group)
+    return tensor if f"{kind}:" in ways or "cpu:" not in ways else tensor.cpu()
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
@@ -112,9 +118,9 @@ def broadcast(tensor: Any, from_process: int = 0) -> Any:
 
 def _broadcast_leaf(leaf: Any, source: int) -> Any:
     if isinstance(leaf, torch.Tensor):
-        flat = _bytes(leaf)
+        flat = _bytes(_carried(leaf))
         dist.broadcast(flat, src=source)
-        if flat.data_ptr() != leaf.data_ptr():
+        if flat.device != leaf.device or flat.data_ptr() != leaf.data_ptr():
             leaf.detach().copy_(flat.view(leaf.dtype).reshape(leaf.shape))
     return leaf
 
@@ -143,7 +149,9 @@ def _reduce_leaf(leaf: Any, reduction: str, scale: float) -> Any:
     wide = torch.int64 if is_whole else torch.float32 if leaf.dtype.itemsize < 4 else leaf.dtype  # noqa: PLR2004
     result = leaf.detach().to(wide, copy=True, memory_format=torch.contiguous_format)
     if not _is_alone():
-        dist.all_reduce(result, op=getattr(dist.ReduceOp, _REDUCTIONS[reduction]))
+        carried = _carried(result)
+        dist.all_reduce(carried, op=getattr(dist.ReduceOp, _REDUCTIONS[reduction]))
+        result = carried.to(result.device)
         if reduction == "mean":
             result = result / dist.get_world_size()
     if scale != 1:

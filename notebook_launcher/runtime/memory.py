@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def release(device: torch.device) -> None:
     """Collect what nothing refers to, and give ``device``'s unused memory back to it."""
     gc.collect()
-    empty_cache = getattr(torch.get_device_module(device), "empty_cache", None)
+    empty_cache = getattr(getattr(torch, device.type, None), "empty_cache", None)
     if empty_cache is not None:
         empty_cache()
 

@@ -10,7 +10,7 @@ chosen. A method that calls submodules past the model's own call (``self.encoder
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
@@ -39,6 +39,9 @@ class Wrapper(nn.Module):
             if name == "module":
                 raise
             return getattr(self.module, name)
+
+
+WRAPPERS: list[Any] = [DistributedDataParallel, DataParallel, Wrapper]  # with a ``module``; strategies add their own
 
 
 class AutocastView:
@@ -101,8 +104,8 @@ def unwrap(model: nn.Module, *, keep_torch_compile: bool = True) -> nn.Module:
     A module that was compiled before ``prepare`` is given back compiled, unless ``keep_torch_compile`` is false.
     """
     outer = compiled_from(model)
-    if isinstance(outer, DistributedDataParallel | DataParallel | Wrapper):
-        return unwrap(outer.module, keep_torch_compile=keep_torch_compile)
+    if isinstance(outer, tuple(WRAPPERS)):
+        return unwrap(cast("nn.Module", outer.module), keep_torch_compile=keep_torch_compile)
     if isinstance(outer, AutocastView):
         return unwrap(outer.viewed, keep_torch_compile=keep_torch_compile)
     return model if keep_torch_compile else outer

@@ -105,7 +105,7 @@ def join(process: Process, options: InitProcessGroupKwargs | None = None) -> Pro
             **arguments,
             rank=world.rank,
             world_size=world.world_size,
-            device_id=None if backend.device.index is None else backend.device,
+            device_id=backend.device if f"{backend.device_type}:" in backend.process_group else None,
         )
     elif given:
         _logger.warning("The process group was made before, so that %r has no effect.", options)

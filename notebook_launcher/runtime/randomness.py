@@ -34,6 +34,30 @@ class _Generator:
     inside: Any = None
 
 
+@dataclasses.dataclass(frozen=True)
+class DeviceStream:
+    """The random numbers of a kind of device: how to read their state, set it, and seed them."""
+
+    read: Callable[[], Any]
+    write: Callable[[Any], object]
+    seed: Callable[[int], object]
+
+
+_known: dict[str, DeviceStream] = {}  # by device type, of kinds that torch has no module of
+
+
+def know(device_type: str, stream: DeviceStream) -> None:
+    """From now on ``device_type`` has random numbers, which torch itself knows nothing of."""
+    _known[device_type] = stream
+
+
+def _stream(device: torch.device) -> DeviceStream:
+    if device.type in _known:
+        return _known[device.type]
+    module = torch.get_device_module(device)
+    return DeviceStream(module.get_rng_state, module.set_rng_state, module.manual_seed)
+
+
 class OwnStream:
     """Calls a function with random numbers that begin at ``seed``, and leaves the process's own where they were.
 
@@ -97,6 +121,8 @@ def set_seed(seed: int, device_specific: bool = False, deterministic: bool = Fal
     random.seed(seed)
     np.random.seed(seed % 2**32)  # noqa: NPY002 - the stream that users draw from
     torch.manual_seed(seed)
+    for stream in _known.values():
+        stream.seed(seed)
     if deterministic:
         torch.use_deterministic_algorithms(mode=True)
 
@@ -118,15 +144,15 @@ def equalize(names: Iterable[str], device: torch.device) -> None:
         if name == "torch":
             torch.set_rng_state(broadcast_object(torch.get_rng_state()))
         elif name == device.type:
-            module = torch.get_device_module(device)
-            module.set_rng_state(broadcast_object(module.get_rng_state()))
+            stream = _stream(device)
+            stream.write(broadcast_object(stream.read()))
 
 
 def snapshot(device: torch.device | None = None) -> dict[str, Any]:
     """This process's random streams by name: "torch", "python", "numpy", and the type of ``device``."""
     state = {generator.name: generator.read() for generator in _generators()}
     if device is not None and device.type != "cpu":
-        state[device.type] = torch.get_device_module(device).get_rng_state()
+        state[device.type] = _stream(device).read()
     return state
 
 
@@ -135,7 +161,7 @@ def restore(state: dict[str, Any], device: torch.device | None = None) -> None:
     for generator in _generators():
         generator.write(state[generator.name])
     if device is not None and device.type != "cpu":
-        torch.get_device_module(device).set_rng_state(state[device.type])
+        _stream(device).write(state[device.type])
 
 
 def have_moved(state: dict[str, Any]) -> bool:

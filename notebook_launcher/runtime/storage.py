@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from notebook_launcher.core.errors import CheckpointError, ConfigError
-from notebook_launcher.runtime import folders
+from notebook_launcher.runtime import folders, trees
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -40,6 +40,10 @@ _NUMPY: list[Any] = [
     np.float64(0).__reduce__()[0],
     *{type(np.dtype(code)) for code in "?SU" + np.typecodes["AllInteger"] + np.typecodes["AllFloat"]},
 ]  # numbers and strings; no objects
+
+
+def _is_on_xla(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor) and leaf.device.type == "xla"
 
 
 class _Counted:
@@ -176,6 +180,8 @@ class Draft:
 
     def objects(self, name: str, thing: Any, *, of_any_kind: bool = False) -> None:
         """``thing`` as torch saves it; ``ConfigError`` for a kind that can't be loaded without executing pickle."""
+        if any(map(_is_on_xla, trees.leaves(thing))):  # else only a process with torch_xla could read it
+            thing = trees.map_leaves(lambda leaf: leaf.detach().cpu() if _is_on_xla(leaf) else leaf, thing)
         if self._memory is not None:
             buffer = io.BytesIO()
             _save(thing, buffer, buffer, name, of_any_kind=of_any_kind)
@@ -320,7 +326,8 @@ def read(path: Path) -> Any:
 
 
 def flat(tensor: torch.Tensor) -> torch.Tensor:
-    """The bytes of ``tensor``, sharing its memory where it is in one piece."""
+    """The bytes of ``tensor``, sharing its memory where it is in one piece; in host memory, of one that XLA has."""
+    tensor = tensor.cpu() if _is_on_xla(tensor) else tensor
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 

@@ -130,7 +130,7 @@ def untied(state: Mapping[str, Any]) -> tuple[Tensors, dict[str, str]]:
                 "safe_serialization=False"
             )
         memory = (value.device, value.data_ptr(), value.dtype, value.shape, value.stride())
-        place: Any = memory if value.numel() else name
+        place: Any = memory if value.numel() and value.data_ptr() else name  # XLA's tensors all say 0
         if place in kept:
             aliases[name] = kept[place]
         else:

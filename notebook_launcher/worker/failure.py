@@ -13,6 +13,7 @@ from notebook_launcher.core import pickling
 from notebook_launcher.core.errors import PeerError
 from notebook_launcher.core.events import Failed
 from notebook_launcher.core.excerpts import excerpt
+from notebook_launcher.worker import out_of_memory
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -34,6 +35,7 @@ _PEER_LOST_TYPES = ("DistNetworkError", "DistStoreError")
 
 def describe(error: BaseException) -> Failed:
     """The report of ``error``: itself where it can travel, and its text in any case."""
+    _add_notes(error)
     return Failed(
         error=_packed(error),
         type_name=type(error).__qualname__,
@@ -42,6 +44,12 @@ def describe(error: BaseException) -> Failed:
         time_ns=time.monotonic_ns(),
         peer_lost=_is_peer_lost(error),
     )
+
+
+def _add_notes(error: BaseException) -> None:
+    more = out_of_memory.explain(error)
+    if more and isinstance(getattr(error, "__notes__", []), list):
+        error.add_note(more)
 
 
 def _is_peer_lost(error: BaseException) -> bool:

@@ -13,7 +13,7 @@ import types
 from notebook_launcher.core import lifeline
 from notebook_launcher.core.channel import SocketChannel
 from notebook_launcher.core.errors import ChannelClosedError
-from notebook_launcher.core.events import Devices, Probe
+from notebook_launcher.core.events import Devices, Probe, RunThreads
 from notebook_launcher.worker import orphans, streams
 from notebook_launcher.worker.rehearsal import rehearse
 
@@ -59,6 +59,10 @@ def _obey(line: SocketChannel) -> int:
         os.environ.update(command.environment)
         line.send(Devices(devices()))
         return 0
+    if isinstance(command, RunThreads):
+        from notebook_launcher.worker.rank_threads import Host
+
+        return Host(line, command).run()
     from notebook_launcher.worker.serve import Server
 
     return Server(line).run(command)

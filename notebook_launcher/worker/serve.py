@@ -24,6 +24,7 @@ from notebook_launcher.worker.device_memory import DeviceMemoryWatch
 from notebook_launcher.worker.metric_batch import MetricBatch
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import FrameType
 
     from notebook_launcher.core.channel import Channel
@@ -53,29 +54,33 @@ class Server:
 
     def run(self, command: events.Run) -> int:
         """Run the payload and report; returns the process's exit code once the launcher lets go."""
+        self.carry_out(command)
+        say_goodbye()
+        return 0
+
+    def carry_out(self, command: events.Run) -> None:
+        """Run the payload and report; returns once the launcher lets go."""
         # Not threading.Thread, whose start waits for the thread's first step: the function waits for nothing.
         _thread.start_new_thread(self._listen, (command,))
         last: events.Finished | events.Failed
         try:
             self._prepare(command)
             # From here on an interrupt means the function, so it raises in the main thread, wherever that is.
-            signal.signal(signal.SIGINT, self._hear)
+            self._on_interrupt(self._hear)
             task = self._load(command)
             self._report(events.Started(os.getpid(), socket.gethostname(), time.monotonic_ns()))
             os.register_at_fork(after_in_child=self._become_nobody)
             last = self._finish(self._call(task))
         except BaseException as error:  # noqa: BLE001 - whatever the function raised is the launcher's to show
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            self._on_interrupt(signal.SIG_IGN)
             last = failure.describe(error)
             if endings.pending():
                 self._close(last)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        self._on_interrupt(signal.SIG_IGN)
         self._head_start.release()
         self._tell(last)
         while not self._may_leave.wait(timeout=3600):
             pass
-        _say_goodbye()
-        return 0
 
     def rehearse(self, command: events.Run) -> None:
         """Take the steps of ``run`` that leave nothing behind which a later ``run`` in this process does not replace.
@@ -98,6 +103,10 @@ class Server:
 
     def _load(self, command: events.Run) -> Any:
         surroundings.use_device(command.world)
+        return self._loaded(command)
+
+    @staticmethod
+    def _loaded(command: events.Run) -> Any:
         task = pickling.loads(command.payload, device="cpu" if command.world.device == "cpu" else None)
         pickling.by_value_in_children()
         return task
@@ -124,6 +133,13 @@ class Server:
         endings.run(failed=True)
         late.cancel()
 
+    def _release(self) -> None:
+        # Apart: taking connections down may fail, or wait for a rank that hangs.
+        _thread.start_new_thread(surroundings.leave_process_groups, ())
+
+    def _interrupting(self) -> None:
+        _thread.start_new_thread(self._close_if_deaf, ())
+
     def _close_if_deaf(self) -> None:
         """Do what the function owes in its stead, where it hears no interrupt and will be terminated."""
         if not self._interrupted.wait(_HEAR_S):
@@ -144,8 +160,12 @@ class Server:
         events.install(None)
         self._channel.abandon()
 
+    def _on_interrupt(self, action: Callable[[int, FrameType | None], None] | signal.Handlers) -> None:
+        """Have an interrupt mean ``action`` from here on."""
+        signal.signal(signal.SIGINT, action)
+
     def _finish(self, result: Any) -> events.Finished:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        self._on_interrupt(signal.SIG_IGN)
         try:
             return events.Finished(pickling.dumps_result(result))
         except BaseException as error:  # noqa: BLE001 - any object's own pickling code may run and fail here
@@ -215,10 +235,9 @@ class Server:
         elif isinstance(command, events.AskWhere):
             self._channel.send(inspection.where(self._main_thread))
         elif isinstance(command, events.Interrupting):
-            _thread.start_new_thread(self._close_if_deaf, ())
+            self._interrupting()
         elif isinstance(command, events.Release):
-            # Apart: taking connections down may fail, or wait for a rank that hangs.
-            _thread.start_new_thread(surroundings.leave_process_groups, ())
+            self._release()
         elif isinstance(command, events.Leave):
             self._may_leave.set()
 
@@ -244,7 +263,7 @@ def _end_group() -> NoReturn:
     os._exit(0)
 
 
-def _say_goodbye() -> None:
+def say_goodbye() -> None:
     """Do what an interpreter's end would: the process leaves by ``os._exit``, which does none of it.
 
     Who takes longer than the launcher's patience is killed; results have arrived by now.

@@ -21,9 +21,11 @@ import logging
 import multiprocessing.util
 import os
 import select
+import shutil
 import signal
 import socket
 import sys
+import tempfile
 import time
 import traceback
 import warnings
@@ -57,10 +59,11 @@ def main(control: int, kernels_end: int, preload: list[str]) -> None:
     for end in (wake_reader, wake_writer):
         end.setblocking(False)  # noqa: FBT003 - the method's own signature
     server = _Server(channel, (wake_reader, wake_writer), kernels_end)
+    folders: list[str] = []
     try:
         held = lifeline.hold(kernels_end, signal.SIGKILL, os.getpid())
         problems = _load(preload, channel)
-        _forget_exits()
+        folders = _forget_exits()
         _rehearse()
         gc.collect()
         gc.freeze()  # what is loaded stays on pages that the workers share
@@ -79,6 +82,8 @@ def main(control: int, kernels_end: int, preload: list[str]) -> None:
     finally:
         try:
             server.kill_all()
+            for folder in folders:
+                shutil.rmtree(folder, ignore_errors=True)
         finally:
             os._exit(code)
 
@@ -96,18 +101,22 @@ def _load(preload: list[str], channel: SocketChannel) -> list[str]:
     return problems
 
 
-def _forget_exits() -> None:
+def _forget_exits() -> list[str]:
     """Drop what the loaded libraries want to do at the interpreter's end: workers run what is registered as they leave.
 
     torch would take itself apart, for 40 ms a worker. What the function registers, and temporary folders that it makes,
-    come after this.
+    come after this. Returns those that the libraries made (torch 2.9 makes one), for the server's own end.
     """
     finalizers: Any = weakref.finalize
+    cleanup = tempfile.TemporaryDirectory._cleanup.__func__  # type: ignore[attr-defined]  # noqa: SLF001
+    owed = list(finalizers._registry.values())  # noqa: SLF001
+    folders = [one.args[0] for one in owed if getattr(one.func, "__func__", None) is cleanup]
     finalizers._registry.clear()  # noqa: SLF001 - there is no public way to any of this
     ends_children: Any = multiprocessing.util
     atexit._clear()  # noqa: SLF001
     for function in (logging.shutdown, ends_children._exit_function, finalizers._exitfunc):  # noqa: SLF001
         atexit.register(function)
+    return folders
 
 
 def _rehearse() -> None:

@@ -27,15 +27,16 @@ def redirect(stdout: int, stderr: int) -> None:
             os.close(source)
     sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115 - for the process's life
     # A surrogate in a file name must not make print fail: it arrives escaped.
-    sys.stdout = _text(1)
-    sys.stderr = _text(2)
+    sys.stdout = text(1)
+    sys.stderr = text(2)
     for name in ("stdin", "stdout", "stderr"):
         setattr(sys, f"__{name}__", getattr(sys, name))
     builtins.input = getpass.getpass = _refuse_to_ask
     buffer_c_by_lines()
 
 
-def _text(number: int) -> io.TextIOWrapper:
+def text(number: int) -> io.TextIOWrapper:
+    """A stream to descriptor ``number``, for the process's life; it takes what can't be encoded, too."""
     raw = open(number, "wb", closefd=False)  # noqa: SIM115 - for the process's life
     return io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", line_buffering=True)
 

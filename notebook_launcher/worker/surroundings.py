@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from notebook_launcher.core import sources
 from notebook_launcher.core.config import snapshot
+from notebook_launcher.worker import collectives, xla
 
 if TYPE_CHECKING:
     from notebook_launcher.core.events import Surroundings
@@ -27,6 +28,9 @@ def put_on(given: Surroundings, world: World) -> None:
         loopback = "lo0" if sys.platform == "darwin" else "lo"
         environment.setdefault("GLOO_SOCKET_IFNAME", loopback)
         environment.setdefault("NCCL_SOCKET_IFNAME", loopback)
+    if world.device == "cuda":
+        for name, value in collectives.recorder_settings().items():
+            environment.setdefault(name, value)
     set_environment(environment)
     os.chdir(given.directory)
     sys.path[:] = given.path
@@ -36,6 +40,12 @@ def put_on(given: Surroundings, world: World) -> None:
     if torch is not None and world.num_threads:
         torch.set_num_threads(world.num_threads)  # libgomp read OMP_NUM_THREADS when the fork server loaded it
     _seed(world.seed)
+
+
+def without(*names: str) -> None:
+    """Take variables out of the environment."""
+    for name in names:
+        os.environ.pop(name, None)
 
 
 def set_environment(wanted: dict[str, str]) -> None:
@@ -48,10 +58,18 @@ def set_environment(wanted: dict[str, str]) -> None:
 
 def use_device(world: World) -> None:
     """Make the rank's own accelerator the current one, so that captured tensors and plain ``.cuda()`` land there."""
-    if world.device in {"cuda", "xpu"}:
-        import torch
+    use = _USE.get(world.device)
+    if use is not None:
+        use(world)
 
-        getattr(torch, world.device).set_device(world.local_rank)
+
+def _use_current(world: World) -> None:
+    import torch
+
+    getattr(torch, world.device).set_device(world.local_rank)
+
+
+_USE = {"cuda": _use_current, "xpu": _use_current, "tpu": xla.enter}  # by kind; the others have nothing to choose
 
 
 def show_figures() -> None:

@@ -77,6 +77,7 @@ class FakeLauncher:
             lambda: self.runs,
             lambda: self.facts,
             FakePanel,
+            lambda: self.finding,
         )
 
 

@@ -24,7 +24,7 @@ def completions(shell, line):
         ("%launch --device=cu", ["cuda"]),
         ("%launch -n 2 --start-method for", ["forkserver", "fork"]),
         ("%launcher st", ["status", "stop"]),
-        ("%launcher ", ["code", "devices", "runs", "status", "stop"]),
+        ("%launcher ", ["check", "code", "devices", "runs", "status", "stop"]),
         ("x = %launcher de", ["devices"]),
         ("%launch --output ", ["all", "main"]),
         ("%launch tra", ["train"]),

@@ -242,12 +242,22 @@ def test_devices(shell, launcher, capsys):
     launcher.rows = (*launcher.rows, DeviceRow("xpu", 2, ("Max", "Max"), (2**34, 2**34), {"no": "", "bf16": ""}))
     shell.run_line_magic("launcher", "devices")
     assert capsys.readouterr().out.splitlines() == [
-        "cuda    none: this build of torch has no CUDA",
-        "cpu     8 cores  no, bf16",
-        "        no fp16: a cpu emulates it",
-        "xpu:0   Max  16.0 GiB  no, bf16",
-        "xpu:1   Max  16.0 GiB  no, bf16",
+        "device  name     memory    precisions",
+        "cpu     8 cores            fp32, bf16",
+        "xpu:0   Max      16.0 GiB  fp32, bf16",
+        "xpu:1   Max      16.0 GiB  fp32, bf16",
+        "",
+        "cpu: no fp16: a cpu emulates it",
+        "cuda: not here: this build of torch has no CUDA",
+        "",
+        "auto takes xpu: 2 processes, one a device",
     ]
+
+
+def test_check(shell, launcher, capsys):
+    launcher.finding = "preflight: all is well"
+    shell.run_line_magic("launcher", "check")
+    assert capsys.readouterr().out == "preflight: all is well\n"
 
 
 def test_status_and_stop(shell, launcher, capsys):

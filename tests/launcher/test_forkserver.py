@@ -187,6 +187,19 @@ def test_a_server_that_dies_while_it_loads_tells_what_it_was_loading(start, modu
     assert server.warm.is_set()  # who waits for it is not left waiting
 
 
+def test_a_temporary_folder_of_what_it_loads_goes_with_it_and_not_with_a_worker(start, module, tmp_path):
+    (tmp_path / "folders").mkdir()
+    module("holds", f"import tempfile\nheld = tempfile.TemporaryDirectory(dir={str(tmp_path / 'folders')!r})")
+    server = start(*WITHOUT_TORCH, "holds")
+    worker = server.fork()
+    worker.channel.close()
+    assert exit_code(worker) == 0
+    worker.close()
+    assert len(list((tmp_path / "folders").iterdir())) == 1
+    server.close()
+    assert not list((tmp_path / "folders").iterdir())
+
+
 def test_an_interpreter_that_is_not_there(monkeypatch):
     monkeypatch.setattr(sys, "executable", "/no/such/python")
     with pytest.raises(EngineError, match="can't be started with '/no/such/python'"):

@@ -296,3 +296,35 @@ def test_a_rank_that_lost_another_is_told_in_words_not_in_the_backends():
     made.exited(1, -signal.SIGKILL, 1.0)
     made.raised(0, failed(RuntimeError("[pair.cc:553] Connection closed by peer [::1]:7. " + "x" * 300)), 1.1)
     assert outcome.fates(made, without=1) == ("rank 0: lost its connection to another rank",)
+
+
+def test_a_rank_that_hangs_is_told_with_its_last_collective():
+    made = state(2)
+    made.found(0, Where("item", "line 3 of train", "", "all_reduce number 7 of Float (4), which is under way"))
+    made.found(1, Where("train", "", ""))
+    for rank in range(2):
+        made.ranks[rank].sent = Act.TERMINATE
+        made.exited(rank, -signal.SIGTERM, 2.0)
+    assert outcome.fate(made.ranks[0], None).startswith(
+        "was in item (line 3 of train); its last collective was all_reduce number 7 of Float (4), which is under way"
+    )
+    assert "collective" not in outcome.fate(made.ranks[1], None)
+
+
+WATCHDOG = """
+[rank1]:[E1201 ProcessGroupNCCL.cpp:632] [Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, \
+OpType=ALLREDUCE, NumelIn=16, NumelOut=16, Timeout(ms)=600000) ran for 600052 milliseconds before timing out.
+""".replace("\\\n", "")
+
+
+def test_a_rank_that_nccls_watchdog_ended_says_what_it_waited_for():
+    made = state()
+    made.exited(1, -signal.SIGABRT, 1.0)
+    text = str(outcome.error_of(made, "node7", {1: WATCHDOG}, ""))
+    assert text.startswith(
+        "rank 1 of 2 died: it waited 600 s in NCCL's ALLREDUCE, its collective number 7, and was ended by NCCL's "
+        "watchdog"
+    )
+    assert "preflight" in text
+    assert "NCCL_P2P_DISABLE" in text
+    assert outcome.nccl_timeout("Watchdog caught nothing") == ""

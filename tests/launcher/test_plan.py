@@ -10,7 +10,7 @@ from notebook_launcher.core.config import LaunchConfig
 from notebook_launcher.core.cores import num_cores
 from notebook_launcher.core.errors import ConfigError
 from notebook_launcher.core.events import DeviceRow
-from notebook_launcher.core.strategies import STRATEGIES
+from notebook_launcher.core.strategies import DEVICE_OF, STRATEGIES
 from notebook_launcher.launcher.plan import DEFAULT_ON_CPU, make_plan
 
 CPU = DeviceRow("cpu", 4, ("4 cores",), precisions={"no": "", "bf16": "", "fp16": "a CPU emulates it"})
@@ -139,7 +139,12 @@ def test_more_processes_than_devices(wanted):
 
 def test_an_apple_gpu_takes_one_process():
     assert len(plan(MPS, CPU).worlds) == 1
-    assert "num_processes=2 is more than the 1 MPS device to run on" in refusal(MPS, CPU, num_processes=2)
+    assert refusal(MPS, CPU, num_processes=2) == (
+        "num_processes=2 can't be on device='mps': an Apple GPU is one device, and torch can't exchange its tensors "
+        "between processes. Leave num_processes out, or use device='cpu'."
+    )
+    options = {"num_machines": 2, "main_process_ip": "10.0.0.1", "main_process_port": 29400}
+    assert "num_machines=2 can't be on device='mps'" in refusal(MPS, CPU, **options)
 
 
 def test_too_many_processes_on_the_cpu(monkeypatch):
@@ -177,10 +182,64 @@ def test_a_device_id_beyond_those_that_are_seen():
 
 
 def test_devices_hidden_by_the_env_option_are_not_counted():
-    made = plan(GPUS, CPU, env={"CUDA_VISIBLE_DEVICES": "2,3"})
+    two = DeviceRow("cuda", 2, precisions={})  # the look is by that environment
+    made = plan(two, CPU, env={"CUDA_VISIBLE_DEVICES": "2,3"})
     assert len(made.worlds) == 2
-    made = plan(GPUS, CPU, env={"CUDA_VISIBLE_DEVICES": "2,3"}, device_ids=[1])
+    made = plan(two, CPU, env={"CUDA_VISIBLE_DEVICES": "2,3"}, device_ids=[1])
     assert made.environment == {"CUDA_VISIBLE_DEVICES": "3"}
+
+
+UUIDS = ("6f11a9aa-0000-1111-2222-333344445555", "6f22b8bb-0000-1111-2222-333344445555", "A1-0000")
+KNOWN = DeviceRow("cuda", 3, ("L4",) * 3, precisions={}, uuids=UUIDS)
+
+
+def test_devices_by_uuid_as_nvidia_smi_shows_them_also_cut_short():
+    wanted = [f"GPU-{UUIDS[1]}", "GPU-a1"]
+    assert plan(KNOWN, CPU, device_ids=wanted).environment == {"CUDA_VISIBLE_DEVICES": "1,2"}
+    made = plan(KNOWN, CPU, environment={"CUDA_VISIBLE_DEVICES": "7,5,6"}, device_ids="GPU-6f2,0")
+    assert made.environment == {"CUDA_VISIBLE_DEVICES": "5,7"}
+    assert len(made.worlds) == 2
+
+
+def test_uuids_that_name_no_device_or_several():
+    text = refusal(KNOWN, CPU, device_ids=["GPU-ff"])
+    assert text.startswith(
+        "device_ids names 'GPU-ff', which no device that the notebook sees has. It sees 0: GPU-6f11a9aa"
+    )
+    assert "'GPU-6f', which 2 devices have" in refusal(KNOWN, CPU, device_ids=["GPU-6f"])
+    text = refusal(KNOWN, CPU, device_ids=[2, "GPU-a1"])
+    assert text == ("device_ids=[2, 'GPU-a1'] names device 2 twice (2 and 'GPU-a1'): a device takes one process.")
+    assert "torch tells no UUIDs of cuda devices: use numbers" in refusal(GPUS, CPU, device_ids=["GPU-6f"])
+
+
+def test_what_is_no_uuid_is_refused_with_the_option():
+    with pytest.raises(ConfigError, match=r"device_ids holds 'card', which can't be: .* or of GPUs' UUIDs"):
+        LaunchConfig(device_ids=["card"])
+
+
+def test_amds_own_variable_is_set_beside_nvidias_where_the_notebook_has_it():
+    made = plan(GPUS, CPU, environment={"HIP_VISIBLE_DEVICES": "6,7"}, device_ids=[1])
+    assert made.environment == {"HIP_VISIBLE_DEVICES": "7", "CUDA_VISIBLE_DEVICES": "1"}
+
+
+def test_nccl_is_told_of_cards_that_cannot_reach_each_other():
+    cards = DeviceRow("cuda", 3, ("RTX 4090",) * 3, precisions={}, no_peers=((0, 1), (0, 2)))
+    made = plan(cards, CPU)
+    assert made.environment == {"NCCL_P2P_DISABLE": "1"}
+    (note,) = made.notes
+    assert note == (
+        "NCCL_P2P_DISABLE=1: devices 0 and 1 can't read each other's memory (nor can 1 other pair), so NCCL exchanges "
+        "through the host's"
+    )
+    assert plan(cards, CPU, device_ids=[1, 2]).environment == {"CUDA_VISIBLE_DEVICES": "1,2"}  # these two can
+    assert plan(cards, CPU, num_processes=1).environment == {}
+    assert plan(cards, CPU, environment={"NCCL_P2P_DISABLE": "0"}).environment == {}  # somebody has said otherwise
+    assert plan(cards, CPU, env={"NCCL_P2P_DISABLE": "0"}).environment == {"NCCL_P2P_DISABLE": "0"}
+
+
+def test_an_apple_gpu_may_fall_back_to_the_cpu_unless_the_notebook_says_otherwise():
+    assert plan(MPS, CPU).environment == {"PYTORCH_ENABLE_MPS_FALLBACK": "1"}
+    assert plan(MPS, CPU, environment={"PYTORCH_ENABLE_MPS_FALLBACK": "0"}).environment == {}
 
 
 def test_device_ids_on_a_machine_without_gpus():
@@ -207,7 +266,7 @@ def test_bf16_on_gpus_that_lack_it():
 
 def test_every_strategy_in_the_table_is_accepted_and_others_get_the_nearest_name(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)  # what they need is installed
-    for name in STRATEGIES.names:
+    for name in set(STRATEGIES.names) - set(DEVICE_OF):
         assert plan(*LAPTOP, strategy=name, num_processes=1).worlds[0].strategy == name
     text = refusal(*LAPTOP, strategy="ddb")
     assert "strategy 'ddb' is not known" in text

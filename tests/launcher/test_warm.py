@@ -284,7 +284,7 @@ def test_a_look_that_fails_tells_what_the_worker_wrote(kernel, monkeypatch):
     rank = FakeRank()
     rank.writes(b"RuntimeError: CUDA driver initialization failed\n", "stderr")
     rank.exits(1)
-    monkeypatch.setattr(warm, "_take", lambda *_: [rank.worker])
+    monkeypatch.setattr(warm, "_take", lambda *_, **__: [rank.worker])
     with pytest.raises(EngineError, match=r"look at this machine's devices: .*CUDA driver initialization failed"):
         warm.devices()
     assert kernel.devices == {}  # the next launch looks again
@@ -310,7 +310,7 @@ def test_a_look_from_a_server_that_hangs_is_made_from_another(kernel, tmp_path, 
 
 def test_a_look_that_gets_no_answer(monkeypatch):
     rank = FakeRank()
-    monkeypatch.setattr(warm, "_take", lambda *_: [rank.worker])
+    monkeypatch.setattr(warm, "_take", lambda *_, **__: [rank.worker])
     monkeypatch.setattr(warm, "_PROBE_TIMEOUT_S", 0.01)
     with pytest.raises(EngineError, match=r"there was no answer for 0\.01 s"):
         warm.devices()
@@ -365,3 +365,19 @@ def test_getting_ready_says_nothing_when_it_fails(kernel, monkeypatch):
     assert called.wait(LIMIT_S)
     until(lambda: not [thread for thread in threading.enumerate() if thread.name == "notebook-launcher-warm-up"])
     assert kernel.standing_by == []
+
+
+@pytest.mark.parametrize(("platform", "fresh"), [("linux", False), ("darwin", True)])
+def test_on_a_mac_a_new_interpreter_looks(monkeypatch, platform, fresh):
+    asked = []
+
+    def take(_server, _num_workers, *, fresh):
+        asked.append(fresh)
+        raise EngineError("enough is known")
+
+    monkeypatch.setattr(warm, "_take", take)
+    monkeypatch.setattr(warm, "_server", lambda _: None)
+    monkeypatch.setattr(warm.sys, "platform", platform)
+    with pytest.raises(EngineError, match="enough is known"):
+        warm.devices({"CUDA_VISIBLE_DEVICES": "of no other test"})
+    assert asked == [fresh]

@@ -207,8 +207,9 @@ def test_its_text_is_for_people():
             {"parallelism_config": ParallelismConfig(pp_size=2)},
             "estimate can't say what strategy='pp' keeps on each rank",
         ),
+        ({"strategy": "spmd_fsdp"}, "estimate can't say what strategy='spmd_fsdp' keeps on each rank"),
     ],
-    ids=range(5),
+    ids=range(6),
 )
 def test_what_cannot_be_is_said(options, text):
     with pytest.raises(ConfigError, match=text.replace("(", r"\(").replace("?", r"\?").replace(".", r"\.")):

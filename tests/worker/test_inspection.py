@@ -66,7 +66,7 @@ def test_a_thread_that_is_gone():
 
 
 def test_a_thread_without_a_line_of_the_users(monkeypatch):
-    monkeypatch.setattr(inspection, "_is_user", lambda _: False)
+    monkeypatch.setattr(inspection, "is_users", lambda _: False)
     with Elsewhere(lambda wait: wait()) as where:
         assert where.call == "wait"
         assert where.line == ""
@@ -87,7 +87,7 @@ def test_a_thread_without_a_line_of_the_users(monkeypatch):
     ],
 )
 def test_whose_a_file_is(name, is_user):
-    assert inspection._is_user(name) is is_user
+    assert inspection.is_users(name) is is_user
 
 
 # --- devices ----------------------------------------------------------------------------------------------------------
@@ -148,15 +148,75 @@ def test_what_one_of_several_devices_cannot_do_a_run_on_all_cannot():
 
 
 def test_no_cuda_says_why():
-    assert inspection._cuda(_torch(built=False)).reason == "this build of torch (9.9) has no CUDA"
-    assert "CUDA_VISIBLE_DEVICES hides them" in inspection._cuda(_torch()).reason
+    assert inspection._cuda(_torch(built=False)).reason.startswith(
+        "this torch (9.9) is a build without CUDA, which uses"
+    )
     assert inspection._cuda(_torch(built=False, hip="6.2", cuda=[("MI300", 1)])).num_devices == 1
+
+
+def test_what_hides_every_gpu_is_named(monkeypatch):
+    for name in inspection._HIDES:
+        monkeypatch.delenv(name, raising=False)
+    assert inspection._cuda(_torch()).reason == "torch sees no CUDA device: there is none, or its driver is missing"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+    assert inspection._cuda(_torch()).reason == (
+        "torch sees no CUDA device: CUDA_VISIBLE_DEVICES='-1' hides them, or the driver is missing"
+    )
+
+
+def test_gpus_tell_their_uuids_and_which_cannot_reach_each_other():
+    torch = _torch(cuda=[("RTX 4090", 24 << 30)] * 3)
+    for number in range(3):
+        one = torch.cuda.get_device_properties(number)
+        one.uuid = f"uuid-{number}"
+    torch.cuda.can_device_access_peer = lambda one, other: (one, other) not in {(0, 2), (2, 0), (1, 0)}
+    row = inspection._cuda(torch)
+    assert row.uuids == ("uuid-0", "uuid-1", "uuid-2")
+    assert row.no_peers == ((0, 1), (0, 2))  # one way is not enough
+    assert inspection._cuda(_torch(cuda=[("H100", 1)])).no_peers == ()
+
+
+def _with_accelerator(kind=None, count=0):
+    current = None if kind is None else types.SimpleNamespace(type=kind)
+    return types.SimpleNamespace(
+        accelerator=types.SimpleNamespace(
+            is_available=lambda: current is not None, current_accelerator=lambda: current, device_count=lambda: count
+        )
+    )
+
+
+def test_kinds_that_come_by_a_plugin_are_told_of():
+    rows = {row.kind: row for row in inspection._others(_with_accelerator())}
+    assert list(rows) == ["npu", "hpu", "mlu", "musa"]
+    assert rows["npu"].reason == "torch's plugin for it, torch_npu, is not installed"
+    rows = {row.kind: row for row in inspection._others(_with_accelerator("npu", 8))}
+    assert rows["npu"].reason.startswith("torch sees 8 of them, and this version launches on none: it knows cuda, mps")
+    rows = {row.kind: row for row in inspection._others(_with_accelerator("brandnew", 1))}
+    assert "torch sees 1 of them" in rows["brandnew"].reason
+    assert len(list(inspection._others(_with_accelerator("cuda", 8)))) == 4
+    assert not any(row.num_devices for row in rows.values())
+
+
+def test_a_plugin_that_finds_no_device(monkeypatch):
+    monkeypatch.setattr(inspection, "_PLUGINS", {"npu": "json"})
+    (row,) = inspection._others(types.SimpleNamespace())
+    assert row.reason == "json is installed, and torch.accelerator sees no such device"
 
 
 def test_apple_gpus():
     assert "no MPS" in inspection._mps(_torch()).reason
     assert "no MPS device" in inspection._mps(_torch(mps=(True, False))).reason
-    assert inspection._mps(_torch(mps=(True, True))).num_devices == 1
+    torch = _torch(mps=(True, True))
+    assert inspection._mps(torch).num_devices == 1
+    torch.mps = types.SimpleNamespace(recommended_max_memory=lambda: 11 << 30)
+    assert inspection._mps(torch).memory_bytes == (11 << 30,)
+
+
+def test_what_an_apple_gpu_can_do_is_by_its_chip(monkeypatch):
+    monkeypatch.setattr(inspection.apple_chip, "name", lambda: "Apple M2 Pro")
+    row = inspection._mps(_torch(mps=(True, True)))
+    assert row.names == ("Apple M2 Pro GPU",)
+    assert row.precisions["bf16"] == "Apple M2 Pro has no bf16 units: macOS emulates bf16, no faster than fp32"
 
 
 def test_intel_gpus():
@@ -167,7 +227,7 @@ def test_intel_gpus():
 
 def test_this_machine():
     rows = {row.kind: row for row in inspection.devices()}
-    assert list(rows) == ["cuda", "mps", "xpu", "cpu"]
+    assert list(rows) == ["cuda", "mps", "xpu", "tpu", "npu", "hpu", "mlu", "musa", "cpu"]
     assert rows["cpu"].num_devices == num_cores()
     assert rows["cpu"].precisions["bf16"] == ""
     assert rows["cpu"].precisions["fp16"]

@@ -13,7 +13,14 @@ if TYPE_CHECKING:
     from notebook_launcher.core.config import LaunchConfig
     from notebook_launcher.core.events import Run
 
-ENGINES = Registry("engine", {"local": "notebook_launcher.launcher.engines.local:LocalEngine"})
+ENGINES = Registry(
+    "engine",
+    {
+        "local": "notebook_launcher.launcher.engines.local:LocalEngine",
+        "xla": "notebook_launcher.launcher.engines.xla:XlaEngine",
+    },
+)
+ENGINE_OF = {"tpu": "xla"}  # by kind of device, where it takes one of its own; else "local"
 
 
 class Worker(Protocol):
@@ -21,9 +28,15 @@ class Worker(Protocol):
 
     channel: SocketChannel
     streams: dict[str, int]  # "stdout", "stderr" -> descriptor to read, for engines whose workers write to pipes
-    status: int  # descriptor to read pid and exit code from, as core.forking.STATUS lays them out
-    orphaned: bool  # whoever reaps it has died: its end shows by its channel's only
     missed: bool  # it was gone before it had taken its command
+
+    @property
+    def status(self) -> int:
+        """Descriptor to read pid and exit code from, as ``core.forking.STATUS`` lays them out."""
+
+    @property
+    def orphaned(self) -> bool:
+        """Whether whoever reaps it has died: its end shows by its channel's only."""
 
     @property
     def pid(self) -> int | None:
@@ -59,10 +72,13 @@ class Worker(Protocol):
 class Engine(Protocol):
     """Starts one worker a command, in rank order, each with its ``Run`` command already under way."""
 
+    def check(self, config: LaunchConfig) -> Sequence[str]:
+        """What a person should know before anything starts; raises ``ConfigError`` where this notebook can't launch."""
+
     def prepare(self, num_workers: int, config: LaunchConfig) -> None:
         """So many commands are about to come: begin with what needs none of them. Returns at once, raises nothing."""
 
-    def start(self, commands: Sequence[Run], config: LaunchConfig) -> list[Worker]:
+    def start(self, commands: Sequence[Run], config: LaunchConfig) -> Sequence[Worker]:
         """Return at once; a worker that can't start ends by its status. Raises ``EngineError``."""
 
     def stand_by(self, num_workers: int, config: LaunchConfig) -> None:

@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 class LocalEngine:
     """Workers on this machine."""
 
+    def check(self, config: LaunchConfig) -> Sequence[str]:  # noqa: ARG002 - an engine's
+        """Nothing to say."""
+        return ()
+
     def prepare(self, num_workers: int, config: LaunchConfig) -> None:
         """Have the workers forked that do not stand by yet, while their commands are being put together."""
         if config.start_method == "forkserver":
@@ -35,19 +39,21 @@ class LocalEngine:
 
     def start(self, commands: Sequence[Run], config: LaunchConfig) -> list[LocalWorker]:
         """Start one worker a command and send it; returns at once. Raises ``EngineError``."""
-        if sys.platform == "win32":
-            raise EngineError("launching on Windows is not supported yet: workers are forked; use WSL")
-        if config.start_method == "fork":
-            workers = [_fork_kernel() for _ in commands]
-        else:
-            fresh = config.start_method == "spawn"
-            workers = warm.take(len(commands), fresh=fresh, preload=config.preload)
+        workers = self.take(len(commands), config)
         for worker, command in zip(workers, commands, strict=True):
             try:
                 worker.channel.send(command)
             except ChannelClosedError:
                 worker.missed = True  # it has died: its status says so to the supervisor
         return workers
+
+    def take(self, num_workers: int, config: LaunchConfig) -> list[LocalWorker]:
+        """So many workers, which wait for their commands. Raises ``EngineError``."""
+        if sys.platform == "win32":
+            raise EngineError("launching on Windows is not supported yet: workers are forked; use WSL")
+        if config.start_method == "fork":
+            return [_fork_kernel() for _ in range(num_workers)]
+        return warm.take(num_workers, fresh=config.start_method == "spawn", preload=config.preload)
 
     def stand_by(self, num_workers: int, config: LaunchConfig) -> None:
         """Keep as many workers waiting for the next launch as the last one used, or as ``config.standby`` says."""

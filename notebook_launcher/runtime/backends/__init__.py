@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.core.errors import ConfigError
 from notebook_launcher.core.registry import Registry
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import torch
+    from torch import nn
 
     from notebook_launcher.core.world import World
 
@@ -20,6 +23,7 @@ BACKENDS = Registry(
         "cuda": "notebook_launcher.runtime.backends.torch_devices:cuda",
         "mps": "notebook_launcher.runtime.backends.torch_devices:mps",
         "xpu": "notebook_launcher.runtime.backends.torch_devices:xpu",
+        "tpu": "notebook_launcher.runtime.backends.xla:tpu",
     },
 )
 
@@ -33,6 +37,13 @@ class Backend:
     process_group: str  # the name that init_process_group takes
     distributed_type: str  # Accelerate's word for several processes on it
     refusals: dict[str, str]  # precision -> why it can't do it, "" where it can; see core.precisions
+    strategies: dict[str, str] = dataclasses.field(default_factory=dict)  # those it has, and which does it; {}: all
+    move: Callable[[nn.Module], nn.Module] | None = None  # puts a model on the device, where ``to`` would not do
+    put: Callable[[Any], Any] | None = None  # puts a loader's batch there, likewise
+
+    def moved(self, model: nn.Module) -> Any:
+        """``model`` on the device."""
+        return model.to(self.device) if self.move is None else self.move(model)
 
 
 def select(world: World, *, cpu: bool) -> tuple[Backend, str]:

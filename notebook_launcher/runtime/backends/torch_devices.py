@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from notebook_launcher.core import apple_chip
 from notebook_launcher.core.errors import ConfigError
 from notebook_launcher.core.precisions import DeviceFacts, refusals
 from notebook_launcher.runtime.backends import Backend
@@ -65,7 +66,7 @@ def mps(world: World) -> Backend:
         torch.device("mps"),
         process_group="gloo",
         distributed_type="NO",
-        refusals=refusals("mps", DeviceFacts(macos=macos, torch=version)),
+        refusals=refusals("mps", DeviceFacts(name=apple_chip.name(), macos=macos, torch=version)),
     )
 
 

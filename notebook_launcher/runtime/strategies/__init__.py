@@ -113,7 +113,8 @@ def create(
 
     Raises ``ConfigError`` for a name that isn't known, or that doesn't go with the number of processes or ``loading``.
     """
-    if process.num_processes == 1 and name in {None, "ddp", "fsdp", "pp", "tp"}:
+    known = process.backend.strategies
+    if process.num_processes == 1 and name in ({None, "ddp"} if known else {None, "ddp", "fsdp", "pp", "tp"}):
         keywords[ParallelismConfig].sizes(1, "dp_shard")
         name = "single"
     if process.num_processes > 1 and name == "single":
@@ -122,7 +123,13 @@ def create(
             "model of its own. Use strategy='ddp', or leave it out, to train one model on all of them; or launch with "
             "num_processes=1."
         )
-    strategy: Strategy = STRATEGIES.load(name or "ddp")(process, keywords)
+    name = name or "ddp"
+    if known and name in STRATEGIES.names and name not in known:
+        raise ConfigError(
+            f"strategy={name!r} is not there for the device {process.backend.device_type!r}, which has "
+            f"{', '.join(known)}. Launch with one of them, or leave it out."
+        )
+    strategy: Strategy = STRATEGIES.load(known.get(name, name))(process, keywords)
     several = strategy.data_process.num_processes > 1
     if several and loading is not None and not loading.even_batches and not strategy.trains_apart:
         raise ConfigError(

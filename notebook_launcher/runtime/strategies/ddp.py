@@ -129,9 +129,9 @@ class DistributedData:
         self._device = process.device
         self._options = changed(keywords[DistributedDataParallelKwargs])
 
-    def place(self, model: nn.Module) -> nn.Module:
+    def place(self, model: nn.Module) -> Any:
         """The model on the device."""
-        return single.moved(model, self._device)
+        return single.moved(model, self.data_process.backend)
 
     def wrap(self, model: nn.Module) -> nn.Module:
         """The model behind DDP; one without anything to train, or already behind it, as it is."""

@@ -102,9 +102,9 @@ class DeepSpeed:
         precision = world.mixed_precision or "no"
         return zero_config.held(plugin, precision, world.world_size, model)
 
-    def place(self, model: nn.Module) -> nn.Module:
+    def place(self, model: nn.Module) -> Any:
         """The model on the device."""
-        return single.moved(model, self._process.device)
+        return single.moved(model, self._process.backend)
 
     def wrap(self, model: nn.Module) -> nn.Module:
         """The model as its engine will train it; one without anything to train as it is."""

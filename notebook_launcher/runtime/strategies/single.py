@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from notebook_launcher.runtime.backends import Backend
     from notebook_launcher.runtime.plugins import Keywords
     from notebook_launcher.runtime.process import Process
     from notebook_launcher.runtime.storage import Draft
@@ -22,15 +23,15 @@ if TYPE_CHECKING:
 backward = torch.Tensor.backward
 
 
-def moved(model: nn.Module, device: torch.device) -> nn.Module:
-    """``model`` on ``device``; raises ``ConfigError`` where it has no values: each rank takes its own."""
+def moved(model: nn.Module, backend: Backend) -> Any:
+    """``model`` on the device; raises ``ConfigError`` where it has no values: each rank takes its own."""
     name = next((name for name, one in model.named_parameters() if one.is_meta), None)
     if name is not None:
         raise ConfigError(
             f"the {type(model).__name__} has {name} on the device 'meta', without a value: load its weights before "
             "prepare, or use strategy='fsdp' on several processes, where those of rank 0 are enough"
         )
-    return model.to(device)
+    return backend.moved(model)
 
 
 def clip(parameters: Iterable[torch.Tensor], max_norm: float, norm_type: float) -> torch.Tensor:
@@ -104,9 +105,9 @@ class Single:
         """Train on the process's device."""
         self._process = self.data_process = process
 
-    def place(self, model: nn.Module) -> nn.Module:
+    def place(self, model: nn.Module) -> Any:
         """The model on the device."""
-        return moved(model, self._process.device)
+        return moved(model, self._process.backend)
 
     def wrap(self, model: nn.Module) -> nn.Module:
         """The model itself."""

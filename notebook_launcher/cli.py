@@ -1,0 +1,61 @@
+"""The command ``notebook-launcher``: what this machine has, and whether launching works on it."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from notebook_launcher.core import config
+from notebook_launcher.core.errors import NotebookLauncherError
+from notebook_launcher.launcher import preflight, warm
+from notebook_launcher.launcher.device_table import device_table
+
+_WRONG_USE = 2
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    help="Run a notebook's function on every device.",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+AsJson = Annotated[bool, typer.Option("--json", help="Write JSON, for programs.")]
+
+
+@app.command()
+def devices(*, as_json: AsJson = False) -> None:
+    """Show what this machine has, what each device can do, why not otherwise, and what device="auto" would take."""
+    table = device_table(warm.devices(), config.snapshot())
+    typer.echo(json.dumps(table.facts(), indent=2) if as_json else "\n".join(table.lines()))
+
+
+@app.command("test")
+def check(
+    *,
+    device: Annotated[str | None, typer.Option(help="Kind of device; default: the best that is there.")] = None,
+    num_processes: Annotated[
+        int | None, typer.Option("-n", "--num-processes", help="Processes; default: one a device, on the CPU 2.")
+    ] = None,
+    device_ids: Annotated[str | None, typer.Option(help="Which devices, by number or UUID: 0,1.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Try out the workers: each precision, an all-reduce's value and time. Code 1 says that something is wrong."""
+    found = preflight.check(device=device, num_processes=num_processes, device_ids=device_ids)
+    typer.echo(json.dumps(found.facts(), indent=2) if as_json else str(found))
+    if not found.ok:
+        raise typer.Exit(1)
+
+
+def main() -> None:
+    """Run the command; what is wrong with its options, or with starting anything, is a line and code 2."""
+    try:
+        app()
+    except NotebookLauncherError as error:
+        typer.echo(f"notebook-launcher: {error}", err=True)
+        raise SystemExit(_WRONG_USE) from None
+
+
+if __name__ == "__main__":
+    main()

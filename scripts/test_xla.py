@@ -1,0 +1,51 @@
+"""Set up an environment with torch_xla and pass its tests: ``python3 scripts/test_xla.py``; arguments go to pytest.
+
+XLA runs on the CPU there. torch_xla works beside the torch of its own number only, which pip has as a CUDA build: the
+environment takes 7 GB, and minutes to install.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import environment
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PACKAGES = ("ipykernel", "jupyter_client", "matplotlib", "pytest", "pytest-timeout", "scikit-learn")
+
+
+def main() -> int:
+    """Run the tests; return the exit code."""
+    parser = argparse.ArgumentParser(description="Pass the tests of XLA, in an environment of 7 GB of their own.")
+    _, given = parser.parse_known_args()
+    environment.check_python()
+    problem = library_problem()
+    if problem:
+        environment.say(problem)
+        return 1
+    python = environment.ensure(".venv-xla", {"tpu"}, environment.XLA_CONSTRAINTS, PACKAGES, compiled=True)
+    command: list[str | Path] = [python, "-m", "pytest", "tests/xla", *given]
+    return subprocess.call(command, cwd=environment.ROOT, env=environment.clean_variables(), stdin=subprocess.DEVNULL)
+
+
+def library_problem() -> str:
+    """Why torch_xla could not be loaded, before gigabytes are installed; "" where it can."""
+    number = ".".join(map(str, sys.version_info[:2]))
+    try:
+        ctypes.CDLL(f"libpython{number}.so.1.0")
+    except OSError as error:
+        return (
+            f"torch_xla needs Python's shared library, which can't be loaded here ({error}). On Debian and Ubuntu: "
+            f"apt install libpython{number}"
+        )
+    return ""
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,117 @@
+"""The last collective, from torch's flight recorder: a real one with gloo, invented ones for NCCL."""
+
+from __future__ import annotations
+
+import json
+import sys
+import types
+
+import pytest
+
+from notebook_launcher import RunTimeoutError, launch
+from notebook_launcher.core.world import World
+from notebook_launcher.launcher import state
+from notebook_launcher.worker import collectives, surroundings
+
+BINDINGS = "torch._C._distributed_c10d"
+
+
+def entry(name="nccl:all_reduce", state="started", *, number=7, made=1, **more):
+    return {
+        "profiling_name": name,
+        "state": state,
+        "collective_seq_id": number,
+        "p2p_seq_id": 2,
+        "is_p2p": False,
+        "input_dtypes": ["BFloat16"],
+        "input_sizes": [[64, 10]],
+        "retired": False,
+        "time_created_ns": made,
+        **more,
+    }
+
+
+@pytest.mark.parametrize(
+    ("one", "text"),
+    [
+        (entry(), "all_reduce number 7 of BFloat16 (64, 10), which is under way"),
+        (entry(state="scheduled"), "all_reduce number 7 of BFloat16 (64, 10), which has not begun on the device"),
+        (entry(state="completed"), "all_reduce number 7 of BFloat16 (64, 10), which is done"),
+        (entry(retired=True), "all_reduce number 7 of BFloat16 (64, 10), which is done"),
+        (entry("nccl:send", is_p2p=True), "send number 2 of BFloat16 (64, 10), which is under way"),
+        (entry("gloo:barrier", "scheduled", input_dtypes=[]), "barrier number 7, which is not done"),
+        ({"collective_seq_id": 1}, "a collective number 1, which is not done"),
+    ],
+)
+def test_in_words(one, text):
+    assert collectives.told(one) == text
+
+
+def _install(monkeypatch, **dumps):
+    def dump(found):
+        return lambda _collectives, _active: found if isinstance(found, bytes) else json.dumps(found).encode()
+
+    made = types.SimpleNamespace(**{name: dump(found) for name, found in dumps.items()})
+    monkeypatch.setitem(sys.modules, BINDINGS, made)
+
+
+def test_the_latest_of_both_records_is_told(monkeypatch):
+    nccl = {"entries": [entry(number=1), entry("nccl:broadcast", number=2, made=5)]}
+    _install(monkeypatch, _dump_nccl_trace_json=nccl, _dump_fr_trace_json={"entries": [entry("gloo:barrier", made=3)]})
+    assert collectives.last_collective().startswith("broadcast number 2")
+
+
+def test_nothing_is_told_where_there_is_no_record(monkeypatch):
+    _install(monkeypatch)
+    assert collectives.last_collective() == ""
+    _install(monkeypatch, _dump_nccl_trace_json={"entries": []}, _dump_fr_trace_json=b"not JSON")
+    assert collectives.last_collective() == ""
+
+
+def test_the_recorder_is_switched_on_by_the_name_that_this_torch_reads(monkeypatch):
+    _install(monkeypatch, _dump_nccl_trace_json={})
+    assert collectives.recorder_settings() == {"TORCH_NCCL_TRACE_BUFFER_SIZE": "200"}
+    _install(monkeypatch, _dump_fr_trace_json={})
+    assert collectives.recorder_settings() == {"TORCH_FR_BUFFER_SIZE": "200"}
+
+
+def test_ranks_on_cuda_have_it_on_unless_the_user_says_how(monkeypatch):
+    _install(monkeypatch, _dump_fr_trace_json={})
+    made = {}
+    monkeypatch.setattr(surroundings, "set_environment", made.update)
+    monkeypatch.setattr(surroundings.os, "chdir", lambda _: None)
+    monkeypatch.setattr(surroundings, "_seed", lambda _: None)
+    path, argv = list(sys.path), list(sys.argv)
+    for device, given, wanted in [("cuda", {}, "200"), ("cuda", {"TORCH_FR_BUFFER_SIZE": "9"}, "9"), ("cpu", {}, None)]:
+        made.clear()
+        worn = types.SimpleNamespace(environment=given, directory="", path=path, argv=argv, sources={})
+        surroundings.put_on(worn, World(device=device))
+        assert made.get("TORCH_FR_BUFFER_SIZE") == wanted
+
+
+@pytest.mark.slow
+def test_a_rank_that_hangs_says_which_collective_it_waits_for(monkeypatch):
+    monkeypatch.setattr(state, "ANSWER_S", 3.0)  # this machine may be busy
+    launch(print, num_processes=2, device="cpu")  # the limit is to be the ranks' own time, not the server's
+
+    def train():
+        import torch
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo")
+        dist.all_reduce(torch.ones(1))
+        if dist.get_rank() == 0:
+            work = dist.all_reduce(torch.ones(64, 10), async_op=True)  # as on a GPU: it returns at once
+            work.wait()
+        else:
+            import threading
+
+            threading.Event().wait(60)
+
+    with pytest.raises(RunTimeoutError) as caught:
+        launch(train, num_processes=2, device="cpu", env={"TORCH_FR_BUFFER_SIZE": "20"}, timeout_s=5, stop_grace_s=0.1)
+    lines = str(caught.value).splitlines()
+    assert any(
+        "its last collective was all_reduce number 2 of Float (64, 10), which is not done" in one for one in lines
+    )
+    assert any("its last collective was all_reduce number 1 of Float (1), which is done" in one for one in lines)
