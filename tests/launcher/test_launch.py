@@ -96,7 +96,7 @@ def test_a_config_object_and_keywords(tmp_path):
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"strategy": "dpp"}, "Did you mean 'ddp'"),
+        ({"strategy": "ddpp"}, "Did you mean 'ddp'"),
         ({"engine": "locl"}, "Did you mean 'local'"),
         ({"num_procceses": 2}, "Did you mean 'num_processes'"),
         ({"num_processes": 0}, "num_processes=0"),

@@ -587,7 +587,7 @@ def refused(on_ranks):
         "accumulate": ("strategy='pp'", "accumulate", "num_microbatches"),
         "steps": ("strategy='pp'", "gradient_accumulation_steps", "num_microbatches"),
         "product": ("pp 3", "2 processes"),
-        "tp": ("pp_size=2, tp_size=2",),
+        "tp": ("pp_size 2 and tp_size 2", "not tensor parallel"),
         "no loss_fn": ("loss_fn", "PipelineParallelPlugin(loss_fn=...)"),
         "odd points": ("make 3 stages", "2 ranks", "4, 6"),
         "few microbatches": ("num_microbatches=1", "2 stages"),
