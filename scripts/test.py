@@ -11,6 +11,7 @@ import time
 from typing import TYPE_CHECKING
 
 import environment
+import test_xla
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -80,6 +81,9 @@ def xla(_: Path) -> bool:
             return True
         if not any(name.startswith(XLA_FILES) for name in changed):
             environment.say(f"Skipped: the last commit changed nothing of XLA's; {how}.")
+            return True
+        if problem := test_xla.library_problem():
+            environment.say(f"Skipped: {problem}; {how}.")
             return True
     return run([sys.executable, ROOT / "scripts" / "test_xla.py"])
 

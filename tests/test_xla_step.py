@@ -26,6 +26,7 @@ def script(monkeypatch):
     module = load("test", monkeypatch)
     monkeypatch.setattr(sys, "argv", ["test.py"])
     monkeypatch.delenv(module.environment.ASKS_FOR_XLA, raising=False)
+    monkeypatch.setattr(module.test_xla, "library_problem", lambda: "")
     module.ran = []
     monkeypatch.setattr(module, "run", lambda command: module.ran.append(Path(command[-1]).name) or True)
     return module
@@ -66,6 +67,14 @@ def test_a_commit_on_xla_has_them_run(script, repository, monkeypatch, capsys, n
     assert (
         "Skipped: the last commit changed nothing of XLA's; NOTEBOOK_LAUNCHER_TEST_XLA=1" in capsys.readouterr().out
     ) != (bool(ran))
+
+
+def test_a_machine_that_could_not_load_it_is_told_why_they_are_skipped(script, repository, monkeypatch, capsys):
+    monkeypatch.setattr(script, "ROOT", repository("notebook_launcher/runtime/backends/xla.py"))
+    monkeypatch.setattr(script.test_xla, "library_problem", lambda: "no shared library")
+    assert script.xla(Path())
+    assert script.ran == []
+    assert "Skipped: no shared library; NOTEBOOK_LAUNCHER_TEST_XLA=1 runs it" in capsys.readouterr().out
 
 
 def test_without_a_history_they_are_skipped_and_it_says_why(script, tmp_path, monkeypatch, capsys):
