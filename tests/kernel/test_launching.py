@@ -154,7 +154,7 @@ def test_magics_run_calls_and_cells_on_every_rank(shared_kernel):
 def test_launcher_magic_shows_devices_and_runs(shared_kernel):
     cell = shared_kernel.ok("%launcher devices")
     assert "cpu" in cell.shown.lower()
-    assert "no CUDA" in cell.shown
+    assert "without CUDA" in cell.shown
     shared_kernel.ok("kept = launch(rank, num_processes=1)")
     assert "finished" in shared_kernel.ok("%launcher status").shown
 

@@ -31,7 +31,7 @@ SLOWER = GOOD | {
 def test_two_ranks_on_the_cpu():
     found = check(device="cpu")
     assert found.ok, str(found)
-    assert found.headline == "2 processes · CPU (gloo) · fp32 · ddp"
+    assert found.headline == "2 processes · CPU (gloo) · fp32 · DDP"
     assert [one.name for one in found.checks] == ["workers", "fp32", "bf16", "all-reduce"]
     assert found.figures["num_bytes"] == 16_000_000
     assert all(value > 0 for value in found.figures.values())

@@ -15,6 +15,7 @@ from notebook_launcher import (
     CheckpointError,
     ConfigError,
     FullyShardedDataParallelPlugin,
+    launch,
     merge_checkpoint,
 )
 
@@ -48,10 +49,9 @@ def save_on_ranks(folder):
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    from conftest import run_on_ranks
-
     folder = tmp_path_factory.mktemp("saved")
-    return folder, *run_on_ranks(save_on_ranks, str(folder), num_processes=3)[0]
+    run = launch(save_on_ranks, (str(folder),), num_processes=3, device="cpu", timeout_s=60)
+    return folder, *run.results[0]
 
 
 def read(folder):
