@@ -8,8 +8,12 @@ from pathlib import Path
 import leaks
 import pytest
 
-leaks._LASTING_FILES += ("tmp",)  # torch 2.9 makes a folder as it is loaded, and a kernel that is killed leaves it
-collect_ignore_glob = [] if importlib.util.find_spec("torch_xla") else ["test_*.py"]
+collect_ignore_glob = ["test_*.py"]
+if importlib.util.find_spec("torch_xla"):
+    collect_ignore_glob = []
+    # torch 2.9 makes a folder as it is loaded, and a kernel that is killed leaves it. Only here: this file is read in
+    # every run of the tests.
+    leaks._LASTING_FILES += ("tmp",)
 
 
 @pytest.fixture
