@@ -112,14 +112,21 @@ class LocalWorker:
 
         To be called a few times a second. ``hung_up``: whether its channel has ended.
         """
-        if self.server is None or self.exit_code is not None or self.orphaned:
-            return
-        if self.pid is not None and not (self._has_ended() if self._process >= 0 else hung_up):
+        if self.server is None or not self._is_owed_a_word(hung_up=hung_up):
             self._owed_since_s = None
             return
         if self._owed_since_s is None:
             self._owed_since_s = time.monotonic()
-        self.server.press(self._owed_since_s)
+        hangs = self.server.press(self._owed_since_s)
+        if hangs:
+            self.read_status()  # it may have answered since the last look, and sleep for that reason
+            if self._is_owed_a_word(hung_up=hung_up):
+                self.server.give_up(hangs)
+
+    def _is_owed_a_word(self, *, hung_up: bool) -> bool:
+        if self.exit_code is not None or self.orphaned:
+            return False
+        return self.pid is None or (self._has_ended() if self._process >= 0 else hung_up)
 
     @property
     def closed(self) -> bool:
@@ -291,22 +298,27 @@ class ForkServer:
         """Whether a worker that it forked is still in use."""
         return any(not one.closed for one in self._workers)
 
-    def press(self, owed_since_s: float) -> None:
-        """It has owed an answer since then: if it was stopped, let it go on; if it hangs, end it, as nobody else will.
+    def press(self, owed_since_s: float) -> str:
+        """Let it go on if it was stopped: it has owed an answer since then. Returns how it hangs, "" where it does not.
 
         What it still loads takes as long as it takes.
         """
         self._process.send_signal(signal.SIGCONT)
         waited_s = time.monotonic() - max(owed_since_s, self._warm_s)
         if waited_s < _ANSWER_S or not self.alive:
-            return
+            return ""
         import psutil  # only now: loading the extension takes no time for it
 
         with contextlib.suppress(psutil.Error):
             status = psutil.Process(self.pid).status()
             if status == psutil.STATUS_SLEEPING or waited_s >= _BUSY_S:
-                self._given_up = f"it did not answer for {waited_s:.1f} s ({status}), and was ended"
-                self._process.kill()
+                return f"it did not answer for {waited_s:.1f} s ({status}), and was ended"
+        return ""
+
+    def give_up(self, reason: str) -> None:
+        """End it: it hangs, and nobody else will."""
+        self._given_up = reason
+        self._process.kill()
 
     def last_words(self) -> str:
         """What is known of a server's end: its exit code, what it was loading, the last that it wrote."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -317,6 +318,19 @@ def test_a_server_that_works_is_given_longer(start, module, monkeypatch):
     until(lambda: worker.pid, lambda: look(worker))
     worker.channel.close()
     assert exit_code(worker) == 0
+
+
+def test_a_server_that_sleeps_because_it_has_answered_is_left_alone(start, monkeypatch):
+    monkeypatch.setattr(forkserver, "_ANSWER_S", 0.0)
+    server = start(*WITHOUT_TORCH)
+    assert server.warm.wait(LIMIT_S)
+    worker = server.fork()
+    assert select.select([worker.status], [], [], LIMIT_S)[0]  # answered, and not yet read
+    until(lambda: psutil.Process(server.pid).status() == psutil.STATUS_SLEEPING)
+    worker.see_to(hung_up=False)
+    worker.channel.close()
+    assert exit_code(worker) == 0
+    assert server.alive
 
 
 def test_what_a_server_loads_takes_as_long_as_it_takes(start, module, monkeypatch):
