@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from typing import TYPE_CHECKING
 
@@ -19,9 +20,10 @@ if TYPE_CHECKING:
     from notebook_launcher.widgets.view_model import RankRow, View
 
 _TEXT = "font-size:13px;line-height:1.4;width:100%"
-_PAINT_S, _CURVES_S, _BEHIND_S = 0.1, 0.5, 1.0
+_PAINT_S, _CURVES_S, _BEHIND_S = 0.1, 0.5, 2.0
 _OUTPUT_BYTES_PER_S, _BEHIND_BYTES_PER_S = 300_000, 150_000  # of the tab in front, of all others together
-_LINES_BEHIND = 200  # of a tab that is not in front, while its rank goes on writing
+_LINES_BEHIND = 60  # of a tab that is not in front, while its rank goes on writing
+_FLOOD_LINES, _LINES_OF_FLOOD = 100, 200  # who gets so many between two looks reads none; of them the last are shown
 _CALM_S = 1.0
 _MAX_TABS = 16
 _CHARS_SHOWN = 200_000  # of one rank while it goes on: a browser draws them several times a second
@@ -61,10 +63,12 @@ class Pane:
 
 @dataclasses.dataclass
 class _Written:
-    """How much a rank had written when it was looked at, and since when it has been that."""
+    """How much a rank had written when it was looked at, and how it is shown."""
 
-    num_lines: int = -1
-    since_s: float = 0.0
+    num_lines: int = 0
+    since_s: float = -math.inf  # when it was more than before
+    is_flood: bool = False  # whether it came faster than anybody reads
+    is_cut: bool = False  # whether only the end is shown meanwhile
 
 
 class LiveView:
@@ -155,19 +159,22 @@ class LiveView:
         close_all(self.box)
 
     def _paint_output(self, row: RankRow, *, ended: bool, at_once: bool) -> None:
-        if self.hold.value and not ended:
-            return
         rank, now_s, log = row.rank, self._clock(), self._record.output
+        holds = self.hold.value and not ended
         written = self._written[rank]
+        if holds and not written.is_cut:
+            return
         if written.num_lines != row.num_lines:
-            self._written[rank] = written = _Written(row.num_lines, now_s)
+            written.is_flood = row.num_lines - written.num_lines > _FLOOD_LINES
+            written.num_lines, written.since_s = row.num_lines, now_s
         pane = self._panes[rank if len(self._panes) > 1 else 0]
         in_front = rank == self.in_front
         pane.paced_by(*((_PAINT_S, _OUTPUT_BYTES_PER_S) if in_front else self._pace_behind))
-        whole = in_front or ended or now_s - written.since_s > _CALM_S
-        num_lines = monitor_html.LAST_LINES if whole else _LINES_BEHIND
+        is_calm = now_s - written.since_s > _CALM_S or (in_front and not written.is_flood)
+        written.is_cut = not (ended or holds or is_calm)
+        num_lines = (_LINES_OF_FLOOD if in_front else _LINES_BEHIND) if written.is_cut else monitor_html.LAST_LINES
         key = (rank, row.num_lines, tuple(log.live(rank)), num_lines, row.log_path)
-        pane.offer(key, lambda: _output(row, log, num_lines), at_once=at_once)
+        pane.offer(key, lambda: _output(row, log, num_lines), at_once=at_once or holds)
 
     @property
     def _pace_behind(self) -> tuple[float, float]:

@@ -22,7 +22,8 @@ from notebook_launcher.core.shared_memory import FileDescriptor
 
 _HEADER = struct.Struct("!QI")  # bytes of the body, file descriptors that came with it
 _READ_BYTES = 1 << 16
-_MAX_DESCRIPTORS = 64
+_DESCRIPTOR = struct.Struct("i")
+_ROOM_FOR_DESCRIPTORS = socket.CMSG_LEN(64 * _DESCRIPTOR.size)
 
 
 class Channel(Protocol):
@@ -37,6 +38,10 @@ class Channel(Protocol):
         ``timeout_s`` None waits without limit, 0 only looks. Raises ``TimeoutError`` when no message came in time,
         ``ChannelClosedError`` when none ever will.
         """
+
+    @property
+    def drained(self) -> bool:
+        """Whether all was received that had come by the last look: to look again at once would find nothing."""
 
     def close(self) -> None:
         """Hang up; harmless when repeated."""
@@ -78,6 +83,12 @@ class SocketChannel:
         self._lock = threading.Lock()
         self._unread = bytearray()
         self._descriptors: collections.deque[FileDescriptor] = collections.deque()
+        self._was_short = False  # the last read found less than it had room for
+
+    @property
+    def drained(self) -> bool:
+        """Whether all was received that had come by the last look; see ``Channel.drained``."""
+        return self._was_short and not self._has_frame
 
     @classmethod
     def pair(cls) -> tuple[SocketChannel, SocketChannel]:
@@ -115,8 +126,13 @@ class SocketChannel:
             if frame is not None:
                 body, descriptors = frame
                 return _Unpickler(io.BytesIO(body), descriptors).load()
-            self._wait(deadline)
-            self._read()
+            if self._socket.fileno() < 0:
+                msg = "the channel was closed on this side"
+                raise ChannelClosedError(msg)
+            if timeout_s != 0:
+                self._wait(deadline)
+            if not self._read() and timeout_s == 0:
+                raise TimeoutError
 
     def close(self) -> None:
         """Hang up and drop what was not read; the other end, and a thread that waits here, notice at once."""
@@ -132,32 +148,41 @@ class SocketChannel:
     def _wait(self, deadline: float | None) -> None:
         """Return when there is something to read. ``poll``, since ``select`` refuses descriptors past 1,023."""
         left_ms = None if deadline is None else max(0, round((deadline - time.monotonic()) * 1000))
-        if self._socket.fileno() < 0:
-            msg = "the channel was closed on this side"
-            raise ChannelClosedError(msg)
         poller = select.poll()
         poller.register(self._socket.fileno(), select.POLLIN)
         if not poller.poll(left_ms):
             raise TimeoutError
 
-    def _read(self) -> None:
+    def _read(self) -> bool:
+        """Read what is there; whether there was anything."""
         try:
-            data, descriptors, _, _ = socket.recv_fds(self._socket, _READ_BYTES, _MAX_DESCRIPTORS)
+            # Not first asking whether there is anything: each call lets the kernel's other threads go first, five
+            # milliseconds long where one of them computes. And not by recv_fds, which forgets the flag in Python 3.11.
+            data, sent_along, _, _ = self._socket.recvmsg(_READ_BYTES, _ROOM_FOR_DESCRIPTORS, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            self._was_short = True
+            return False
         except OSError as error:
             msg = f"the process at the other end is gone ({error})"
             raise ChannelClosedError(msg) from error
-        self._descriptors.extend(FileDescriptor(number) for number in descriptors)
+        for _, _, numbers in sent_along:
+            self._descriptors.extend(FileDescriptor(number) for (number,) in _DESCRIPTOR.iter_unpack(numbers))
         if not data:
             msg = "the process at the other end is gone"
             raise ChannelClosedError(msg)
+        self._was_short = len(data) < _READ_BYTES
         self._unread += data
+        return True
+
+    @property
+    def _has_frame(self) -> bool:
+        had = len(self._unread) - _HEADER.size
+        return had >= 0 and had >= _HEADER.unpack_from(self._unread)[0]
 
     def _take_frame(self) -> tuple[bytes, list[FileDescriptor]] | None:
-        if len(self._unread) < _HEADER.size:
+        if not self._has_frame:
             return None
         size, num_descriptors = _HEADER.unpack_from(self._unread)
-        if len(self._unread) < _HEADER.size + size:
-            return None
         body = bytes(self._unread[_HEADER.size : _HEADER.size + size])
         del self._unread[: _HEADER.size + size]
         return body, [self._descriptors.popleft() for _ in range(num_descriptors)]
@@ -183,6 +208,12 @@ class MemoryChannel:
         """Two connected ends."""
         one, other = _Inbox(), _Inbox()
         return cls(one, other), cls(other, one)
+
+    @property
+    def drained(self) -> bool:
+        """Whether all was received that had come; see ``Channel.drained``."""
+        with self._inbox.changed:
+            return not self._inbox.messages and not self._inbox.closed
 
     def send(self, message: object) -> None:
         """Put ``message`` into the other end's inbox."""

@@ -28,10 +28,8 @@ _IDLE_S = 0.25  # the longest wait; deadlines of seconds need no finer clock
 _OPENING_S = 5.0  # the longest wait for sinks to open
 _LADDER_S = 0.05  # the wait while a ladder is being climbed
 _READ_BYTES = 1 << 20  # more than a pipe holds, so one read takes all that is there
-_BREATH_S = 0.01
-_LOOKS, _LOOKS_S = 20, 0.1  # who is woken more often than that takes a breath between two looks
-_LOOKS_TAKING_BREATHS = 5
-_MUCH_BYTES, _MANY_EVENTS = 16 << 10, 50  # found in one look: a rank may be waiting for us to read on
+_LOOKS_AT_ONCE, _LOOKS_PER_S = 60, 20  # so many follow each other as they come; then there is a wait between two
+_MUCH_BYTES, _MANY_EVENTS = 32 << 10, 50  # found in one look: a rank may be waiting for us to read on
 _MAX_EVENTS = 200  # of one rank at a time: one that never stops reporting must not keep us from the others
 _MESSAGES: dict[Act, events.Command] = {
     Act.ASK_WHERE: events.AskWhere(),
@@ -70,7 +68,7 @@ class Supervisor:
         self._unread: set[int] = set()  # ranks whose channels may hold more than was read at a time
         self._next_paint_s = 0.0
         self._next_look_s = 0.0
-        self._looks_since_s, self._num_looks, self._is_busy = 0.0, 0, False
+        self._looks_left, self._looked_s = float(_LOOKS_AT_ONCE), 0.0
         self._behind = False  # whether this look has found much
         self._on_event: dict[type, Callable[[int, Any], list[Action]]] = {
             events.Started: self._started,
@@ -143,14 +141,12 @@ class Supervisor:
 
     def _breathe(self, now_s: float) -> None:
         """Where small things come by the thousand a second, let some gather: it is the looks that cost the kernel."""
-        if now_s - self._looks_since_s > _LOOKS_S:
-            # Who takes breaths has fewer looks, and goes on so until there is little to see.
-            self._is_busy = self._num_looks > (_LOOKS_TAKING_BREATHS if self._is_busy else _LOOKS)
-            self._looks_since_s, self._num_looks = now_s, 0
-        self._num_looks += 1
+        earned = (now_s - self._looked_s) * _LOOKS_PER_S
+        self._looks_left = max(-1.0, min(_LOOKS_AT_ONCE, self._looks_left + earned) - 1)
+        self._looked_s = now_s
         is_ending = self.state.reason or self._record.finished
-        if self._is_busy and not self._behind and not self._unread and not is_ending:
-            time.sleep(_BREATH_S)
+        if self._looks_left < 0 and not (self._behind or self._unread or is_ending):
+            time.sleep(-self._looks_left / _LOOKS_PER_S)
         self._behind = False
 
     def _read(self, source: str, rank: int) -> list[Action]:
@@ -164,7 +160,7 @@ class Supervisor:
         self._read_stream(rank, source)
         return []
 
-    def _read_channel(self, rank: int) -> list[Action]:
+    def _read_channel(self, rank: int, *, to_the_end: bool = False) -> list[Action]:
         worker, actions = self._workers[rank], list[Action]()
         self._unread.discard(rank)
         if self._hung_up[rank]:
@@ -186,6 +182,9 @@ class Supervisor:
                 self._record.note([f"rank {rank} reported what can't be read here: {type(error).__name__}: {error}"])
                 continue
             actions += self._on_event[type(event)](rank, event)
+            if worker.channel.drained and not to_the_end:
+                self._behind = self._behind or num_events >= _MANY_EVENTS
+                return actions
         self._unread.add(rank)
         return actions
 
@@ -203,9 +202,9 @@ class Supervisor:
         return self._gone(rank, None) if worker.orphaned and self._hung_up[rank] else []
 
     def _gone(self, rank: int, code: int | None) -> list[Action]:
-        worker, actions = self._workers[rank], self._read_channel(rank)  # its last words first
+        worker, actions = self._workers[rank], self._read_channel(rank, to_the_end=True)  # its last words first
         while rank in self._unread:
-            actions += self._read_channel(rank)
+            actions += self._read_channel(rank, to_the_end=True)
         for stream in list(worker.streams):
             self._read_stream(rank, stream)  # once: what it started may go on writing for ever
         if worker.pid is None and self.state.ranks[rank].sent is None:

@@ -72,6 +72,21 @@ def test_both_directions_at_once(pair):
     assert (one.receive(1), other.receive(1)) == ("to one", "to other")
 
 
+def test_what_is_drained_has_nothing_more_to_give(pair):
+    one, other = pair
+    for message in ("first", "second"):
+        one.send(message)
+    assert other.receive(1) == "first"
+    assert not other.drained
+    assert other.receive(0) == "second"
+    assert other.drained
+    with pytest.raises(TimeoutError):
+        other.receive(0)
+    assert other.drained
+    one.send("third")
+    assert other.receive(0) == "third"
+
+
 def test_looking_returns_at_once(pair):
     one, other = pair
     with pytest.raises(TimeoutError):

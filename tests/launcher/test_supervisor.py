@@ -131,14 +131,15 @@ def test_who_is_woken_all_the_time_takes_a_breath_but_not_while_a_rank_waits_to_
 
     with monkeypatch.context() as patch:
         patch.setattr(supervisors.time, "sleep", breaths.append)
-        assert look(*(100 + number / 250 for number in range(25))) == 0  # until now nobody knows
-        assert look(*(100.11 + number / 100 for number in range(10))) == 10
-        assert look(*(100.22 + number / 100 for number in range(10)), behind=True) == 0
-        assert look(100.33, 100.34) == 2
-        assert look(100.44, 100.45) == 0  # only two looks: all is calm
-        assert look(*(100.55 + number / 250 for number in range(25)), 100.66) == 1
+        assert look(*(100 + number / 500 for number in range(60))) == 0  # a beginning, or an end: nobody waits
+        assert look(*(100.12 + number / 500 for number in range(60))) > 50
+        assert all(0 < breath_s <= 0.05 for breath_s in breaths)
+        assert look(*(100.24 + number / 500 for number in range(10)), behind=True) == 0
+        assert look(100.27, 100.28) == 2
+        assert look(104) == 0  # it was calm meanwhile
+        assert look(*(104 + number / 500 for number in range(100)), 104.3) > 0
         run.record.finished[0] = events.Finished(None)  # the end waits for nobody
-        assert look(100.67) == 0
+        assert look(104.31) == 0
         run.record.finished.clear()
     rank.returns().exits()
     run.supervise()

@@ -142,6 +142,46 @@ def test_a_tab_behind_shows_the_end_while_its_rank_goes_on_and_all_when_it_is_ca
     view.close()
 
 
+def test_of_a_flood_the_end_is_shown_and_all_when_it_is_held_or_calm(clock):
+    watched = Watched()
+    view, paint = live_view(watched, clock)
+    in_front, behind = view.box.children[-2].children
+
+    def flood():
+        for rank in range(2):
+            watched.writes(rank, "".join(f"line {number}.\n" for number in range(1000)))
+        clock.now_s += 5
+        paint()
+
+    flood()
+    assert [f"line {number}." in in_front.value for number in (999, 850, 700)] == [True, True, False]
+    clock.now_s += 2
+    paint()
+    assert "line 0." in in_front.value
+    flood()
+    assert "line 0." not in in_front.value
+    view.hold.value = True
+    paint()
+    assert "line 0." in in_front.value
+    assert "line 0." in behind.value
+    watched.writes(0, "more\n")
+    clock.now_s += 5
+    paint()
+    assert "more" not in in_front.value
+    view.close()
+
+
+def test_a_few_lines_at_a_time_are_no_flood(clock):
+    watched = Watched().writes(0, "".join(f"line {number}.\n" for number in range(90)))
+    view, paint = live_view(watched, clock)
+    for _ in range(3):
+        watched.writes(0, "more\n" * 90)
+        clock.now_s += 0.2
+        paint()
+    assert "line 0." in view.box.children[-2].children[0].value
+    view.close()
+
+
 def test_held_output_stays_as_it_is(clock):
     watched = Watched(1).writes(0, "one\n")
     view, paint = live_view(watched, clock)
