@@ -60,7 +60,12 @@ def types(python: Path) -> bool:
 
 def pytest(python: Path) -> bool:
     """The tests, two files at a time: most of them wait for processes."""
-    return run([python, "-m", "pytest", "-n", "2", "--dist", "loadfile"])
+    return run([python, "-m", "pytest", "-n", "2", "--dist", "loadfile", "-m", "not slow"])
+
+
+def slow(python: Path) -> bool:
+    """The tests that take long: every strategy against plain torch, notebooks, the browser, installing."""
+    return run([python, "-m", "pytest", "-n", "2", "--dist", "worksteal", "-m", "slow"])
 
 
 def oldest(_: Path) -> bool:
@@ -98,7 +103,7 @@ def changed_in_last_commit(root: Path) -> list[str] | None:
     return told.stdout.splitlines()
 
 
-STEPS = {"lint": lint, "types": types, "pytest": pytest, "oldest": oldest, "xla": xla}
+STEPS = {"lint": lint, "types": types, "pytest": pytest, "slow": slow, "oldest": oldest, "xla": xla}
 
 
 def main() -> int:

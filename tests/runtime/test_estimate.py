@@ -17,6 +17,8 @@ from notebook_launcher import (
     init_empty_weights,
 )
 
+pytestmark = pytest.mark.slow  # together
+
 HAS_DEEPSPEED = importlib.util.find_spec("deepspeed") is not None
 needs_deepspeed = pytest.mark.skipif(not HAS_DEEPSPEED, reason="the package deepspeed is not installed")
 PARTS = ("weights", "gradients", "optimizer_state")

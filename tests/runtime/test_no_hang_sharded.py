@@ -16,6 +16,8 @@ from notebook_launcher import (
     FullyShardedDataParallelPlugin,
 )
 
+pytestmark = pytest.mark.slow  # together
+
 NEEDS = pytest.mark.skipif(
     importlib.util.find_spec("deepspeed") is None, reason="the package deepspeed is not installed"
 )

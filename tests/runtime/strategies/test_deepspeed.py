@@ -1,6 +1,7 @@
 """DeepSpeed's ZeRO against DDP: the same losses, norms and weights, whatever is spread; and what it can't is said."""
 
 import contextlib
+import functools
 import gc
 import importlib.util
 import json
@@ -17,6 +18,8 @@ from notebook_launcher.runtime import options, plugins, zero_config
 from notebook_launcher.runtime.plugins import DeepSpeedPlugin
 from notebook_launcher.runtime.stand_ins import DummyOptim, DummyScheduler
 
+pytestmark = pytest.mark.slow  # together
+
 HAS_DEEPSPEED = importlib.util.find_spec("deepspeed") is not None
 needs_deepspeed = pytest.mark.skipif(
     not HAS_DEEPSPEED, reason="the package deepspeed is not installed: pip install 'notebook-launcher[deepspeed]'"
@@ -25,6 +28,12 @@ STAGES = (0, 1, 2, 3)
 MICRO_BATCHES = 7  # a rank's: groups of 3, 3 and 1
 NUM_STEPS = 3
 TOLERANCE = 1e-6
+
+
+@pytest.fixture
+def on_ranks(on_ranks):
+    """With DeepSpeed loaded before the ranks are made: each would import it, for seconds."""
+    return functools.partial(on_ranks, preload=["deepspeed"])
 
 
 class Stream(IterableDataset):

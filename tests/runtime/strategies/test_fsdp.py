@@ -23,6 +23,8 @@ from notebook_launcher import (
 )
 from notebook_launcher.runtime import fsdp_options
 
+pytestmark = pytest.mark.slow  # together
+
 GLOBAL_BATCH = 12
 NUM_BATCHES = 10  # groups of 4, 4 and 2
 MAX_NORM = 0.5

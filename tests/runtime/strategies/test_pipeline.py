@@ -17,6 +17,8 @@ from notebook_launcher import (
 )
 from notebook_launcher.runtime import models, pipelining, precision
 
+pytestmark = pytest.mark.slow  # together
+
 GLOBAL_BATCH = 12
 NUM_STEPS = 20
 MAX_NORM = 0.5

@@ -24,6 +24,8 @@ from notebook_launcher import (
 )
 from notebook_launcher.runtime import models, precision, shards, tensor_plan
 
+pytestmark = pytest.mark.slow  # together
+
 GLOBAL_BATCH = 4
 NUM_BATCHES = 21  # groups of 4, and of 1
 LENGTH = 5  # no multiple of the ranks
