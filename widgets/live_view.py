@@ -89,6 +89,7 @@ class LiveView:
         for toggle in (self.log_scale, self.hold):
             toggle.observe(self._chosen, "value")
         self._panes = [Pane(clock, bytes_per_s=_OUTPUT_BYTES_PER_S) for _ in range(self._num_panes)]
+        self._is_chosen = False  # whether a person has said whose output is in front
         self._picker, output = self._output_box()
         controls = [self.stop_button, self.log_scale, self.hold]
         parts = {name: pane.widget for name, pane in self._parts.items()}
@@ -112,7 +113,7 @@ class LiveView:
                 tab.set_title(rank, f"rank {rank}")  # ipywidgets 7 ignores titles= of the constructor
             if num_ranks:
                 tab.selected_index = 0
-            tab.observe(self._chosen, "selected_index")
+            tab.observe(self._chose_rank, "selected_index")
             return tab, tab
         picker = widgets.Dropdown(
             options=[(f"rank {rank}", rank) for rank in range(num_ranks)],
@@ -120,7 +121,7 @@ class LiveView:
             description="Output of",
             tooltip="The rank whose output is shown",
         )
-        picker.observe(self._chosen, "value")
+        picker.observe(self._chose_rank, "value")
         return picker, widgets.VBox([picker, self._panes[0].widget])
 
     @property
@@ -146,11 +147,21 @@ class LiveView:
         }
         for name, (key, make) in offers.items():
             self._parts[name].offer(key, make, at_once=at_once)
+        self._bring_to_front(view)
         for row in view.rows:
             if self._num_panes > 1 or row.rank == self.in_front or len(view.rows) == 1:
                 self._paint_output(row, ended=ended, at_once=at_once)
         self._ask_again(view)
         return any(pane.is_late for pane in (*self._parts.values(), *self._panes))
+
+    def _bring_to_front(self, view: View) -> None:
+        """Put the output of the rank that made the run fail in front, where nobody has chosen one."""
+        run = self._record.state
+        rank = run.cause if run is not None else None
+        if self._is_chosen or rank is None or rank == self.in_front or view.rows[rank].state.tone != "bad":
+            return
+        setattr(self._picker, "selected_index" if isinstance(self._picker, widgets.Tab) else "value", rank)
+        self._is_chosen = False
 
     def close(self) -> None:
         """Empty the widgets, so that a saved notebook holds none of it twice, and close them."""
@@ -194,6 +205,10 @@ class LiveView:
         for name, value in (("description", description), ("tooltip", tooltip), ("disabled", ended)):
             if getattr(self.stop_button, name) != value:
                 setattr(self.stop_button, name, value)
+
+    def _chose_rank(self, change: object) -> None:
+        self._is_chosen = True
+        self._chosen(change)
 
     def _chosen(self, _change: object) -> None:
         self.wake()

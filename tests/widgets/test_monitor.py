@@ -211,6 +211,29 @@ def test_many_ranks_are_chosen_from_a_list(clock):
     view.close()
 
 
+@pytest.mark.parametrize("num_ranks", [2, 40], ids=["tabs", "a list"])
+def test_the_rank_that_failed_comes_to_the_front(clock, num_ranks):
+    watched = Watched(num_ranks).writes(1, "the batch is bad\n")
+    view, paint = live_view(watched, clock)
+    paint()
+    assert view.in_front == 0
+    watched.raises(1)
+    paint()
+    assert view.in_front == 1
+    view.close()
+
+
+def test_the_rank_that_a_person_has_chosen_stays_in_front(clock):
+    watched = Watched(3)
+    view, paint = live_view(watched, clock)
+    paint()
+    view.box.children[-2].selected_index = 2
+    watched.raises(1)
+    paint()
+    assert view.in_front == 2
+    view.close()
+
+
 def test_stop_asks_the_run_and_says_what_a_second_one_does(clock):
     watched, asked = Watched(), []
 
