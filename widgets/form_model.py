@@ -209,6 +209,10 @@ class FormModel:
             raise FormError(found)
         return self._config()
 
+    def config_of_check(self) -> LaunchConfig:
+        """The same for a check, which a training's time limit is not for; raises ``FormError``."""
+        return self.config().model_copy(update={"timeout_s": None})
+
     def code(self) -> tuple[CallText, dict[str, Any]]:
         """The call as text and the options that it must say; raises ``FormError``."""
         self._raise_errors()

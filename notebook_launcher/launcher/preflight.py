@@ -79,20 +79,25 @@ def check(
     Options are those of ``launch``. Raises ``ConfigError`` for an option that can't be; what this machine can't do is a
     finding. ``launching`` stands in for ``launch_payload``.
     """
-    chosen = LaunchConfig.make(config, **options)
-    if chosen.timeout_s is None:
-        chosen = LaunchConfig.make(chosen, timeout_s=_TIMEOUT_S)
+    return run_check(LaunchConfig.make(config, **options), launching)
+
+
+def run_check(config: LaunchConfig, launching: Callable[..., Run] = launch_payload) -> Preflight:
+    """``check`` with a configuration that is taken as it stands, but for what only a training wants."""
+    own = {"timeout_s": config.timeout_s or _TIMEOUT_S, "max_restarts": 0, "log_dir": None}
     began_s = time.time()
     headline = ""
     try:
         payload = Payload(pickling.dumps(Named(_TASK)), {}, "preflight")
-        run = launching(payload, chosen, wait=False, sink="none")
+        run = launching(payload, config.model_copy(update=own), wait=False, sink="none")
         headline = run.facts.headline
         run.wait()
     except ConfigError as error:
         return Preflight(headline, (Check("options", ok=False, text=str(error)),))
     except Exception as error:  # noqa: BLE001 - a rank's own, of whatever kind: that is the finding
         return Preflight(headline, (Check("workers", ok=False, text=explained(error)),))
+    if run.status != "finished":
+        return Preflight(headline, (Check("workers", ok=False, text="the check was stopped before its end"),))
     return findings(headline, run.results, began_s)
 
 

@@ -8,6 +8,7 @@ import types
 import pytest
 
 from notebook_launcher.core.errors import ConfigError, EngineError, RunTimeoutError
+from notebook_launcher.launcher.launch import launch_payload
 from notebook_launcher.launcher.preflight import check, explained, findings
 
 GOOD = {
@@ -81,6 +82,24 @@ def test_what_the_machine_cannot_do_is_a_finding_and_nothing_starts():
     found = check(device="cpu", strategy="single")
     assert [(one.name, one.ok) for one in found.checks] == [("options", False)]
     assert "strategy='single' with 2 processes" in str(found)
+
+
+def test_what_only_a_training_wants_is_left_out(tmp_path):
+    found = check(device="cpu", num_processes=1, log_dir=str(tmp_path / "logs"), max_restarts=3)
+    assert found.ok, str(found)
+    assert not (tmp_path / "logs").exists()
+
+
+def test_a_check_that_is_stopped_says_so():
+    def launching(*args, **options):
+        run = launch_payload(*args, **options)
+        run.kill()
+        return run
+
+    found = check(device="cpu", launching=launching)
+    assert [(one.name, one.ok, one.text) for one in found.checks] == [
+        ("workers", False, "the check was stopped before its end")
+    ]
 
 
 def test_an_option_that_cannot_be_is_an_error():
