@@ -22,7 +22,10 @@ STRATEGIES = Registry(
     },
 )
 DEVICE_OF = {"xla": "tpu", "spmd": "tpu", "spmd_fsdp": "tpu"}  # the kind of device that a strategy is for, if one
-ON_DEVICE = {"tpu": ("single", "ddp", *DEVICE_OF)}  # of kinds of device that don't have all strategies, those they have
+ON_DEVICE = {  # of kinds of device that don't have all strategies, those they have
+    "tpu": ("single", "ddp", *DEVICE_OF),
+    "mps": ("single", "ddp"),  # torch can't exchange its tensors, which the others do with one process too
+}
 IN_ONE_PROCESS = ("spmd", "spmd_fsdp")  # those that drive every device from one process
 WITHOUT_MESH = {  # why they don't go with sizes of a mesh
     "single": "it is one process",
