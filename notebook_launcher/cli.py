@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from typing import Annotated
+import signal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,7 +14,11 @@ from notebook_launcher.core.errors import NotebookLauncherError
 from notebook_launcher.launcher import preflight, warm
 from notebook_launcher.launcher.device_table import device_table
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 _WRONG_USE = 2
+_INTERRUPTED = 130  # as shells have it
 
 app = typer.Typer(
     add_completion=False,
@@ -24,10 +30,21 @@ app = typer.Typer(
 AsJson = Annotated[bool, typer.Option("--json", help="Write JSON, for programs.")]
 
 
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """A line for Ctrl-C, which typer would end without a word."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        typer.echo("notebook-launcher: interrupted; what it had started is ended", err=True)
+        raise typer.Exit(_INTERRUPTED) from None
+
+
 @app.command()
 def devices(*, as_json: AsJson = False) -> None:
     """Show what this machine has, what each device can do, why not otherwise, and what device="auto" would take."""
-    table = device_table(warm.devices(), config.snapshot())
+    with _interruptible():
+        table = device_table(warm.devices(), config.snapshot())
     typer.echo(json.dumps(table.facts(), indent=2) if as_json else "\n".join(table.lines()))
 
 
@@ -42,7 +59,8 @@ def check(
     as_json: AsJson = False,
 ) -> None:
     """Try out the workers: each precision, an all-reduce's value and time. Code 1 says that something is wrong."""
-    found = preflight.check(device=device, num_processes=num_processes, device_ids=device_ids)
+    with _interruptible():
+        found = preflight.check(device=device, num_processes=num_processes, device_ids=device_ids)
     typer.echo(json.dumps(found.facts(), indent=2) if as_json else str(found))
     if not found.ok:
         raise typer.Exit(1)
@@ -55,6 +73,8 @@ def main() -> None:
     except NotebookLauncherError as error:
         typer.echo(f"notebook-launcher: {error}", err=True)
         raise SystemExit(_WRONG_USE) from None
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # what is left is to end the workers, which takes seconds at most
 
 
 if __name__ == "__main__":

@@ -222,6 +222,17 @@ def check(holds: object, what: str) -> None:
 # --- what a person does -----------------------------------------------------------------------------------------------
 
 
+def check_the_machine(page: Page, panel: Shown) -> None:
+    """The processes are tried out while the kernel is free; the answer is in words, and leaves no widgets."""
+    panel.sees("2 processes · CPU (gloo)")
+    num_widgets = len(page.widgets)
+    panel.press("Check")
+    panel.sees("Checking 2 processes · CPU (gloo)")
+    check(page.printed("print(6 * 7)") == "42", "another cell runs while a check goes on")
+    panel.sees("All is well: 2 processes · CPU (gloo)", "✓ workers: 2 started", "✓ bf16: ", "✓ all-reduce: latency")
+    check(len(page.widgets) == num_widgets, "a check leaves no widgets")
+
+
 def launch_and_stop(page: Page, panel: Shown) -> None:
     """A run from the form is watched, another cell runs, and the run is stopped."""
     panel.sees("2 processes · CPU (gloo)")
@@ -308,6 +319,7 @@ def main() -> int:
             (bundle,) = (one for one in page.displays(page.run("%launcher")) if VIEW in one)
             check("num_steps" in bundle["text/html"] or "fail" in bundle["text/html"], "the form is stored as HTML")
             panel = Shown(page, bundle)
+            check_the_machine(page, panel)
             launch_and_stop(page, panel)
             see_an_error(page, panel)
             copy_as_code(page, panel)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import tomllib
@@ -65,7 +66,26 @@ def test_what_is_wrong_ends_with_1(monkeypatch):
     assert json.loads(done.output)["ok"] is False
 
 
-def test_a_command_that_cannot_begin_ends_with_2_and_a_line(monkeypatch, capsys):
+@pytest.mark.parametrize("command", ["devices", "test"])
+def test_an_interrupt_is_a_line_and_130(monkeypatch, command):
+    def interrupted(**_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli.warm, "devices", interrupted)
+    monkeypatch.setattr(cli.preflight, "check", interrupted)
+    done = run(command)
+    assert (done.exit_code, done.output) == (130, "notebook-launcher: interrupted; what it had started is ended\n")
+
+
+@pytest.fixture
+def signals():
+    """Has what an interrupt does as it was, after the test."""
+    before = signal.getsignal(signal.SIGINT)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_a_command_that_cannot_begin_ends_with_2_and_a_line(monkeypatch, capsys, signals):
     def devices():
         raise EngineError("the fork server can't be started")
 
@@ -75,6 +95,7 @@ def test_a_command_that_cannot_begin_ends_with_2_and_a_line(monkeypatch, capsys)
         cli.main()
     assert caught.value.code == 2
     assert capsys.readouterr().err == "notebook-launcher: the fork server can't be started\n"
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN  # a second Ctrl-C stops nothing that is being ended
 
 
 @pytest.mark.slow

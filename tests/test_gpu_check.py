@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import json
 import subprocess
 import sys
+import tomllib
 import types
 from pathlib import Path
 
@@ -64,7 +66,7 @@ def test_a_full_cards_message_is_looked_at(script, monkeypatch):
     monkeypatch.setattr(script, "run_one", run_one)
     assert script.out_of_memory("cuda")[0].startswith("rank 0 on cuda:0 (H200)")
     error.__notes__.clear()
-    with pytest.raises(AssertionError, match="its notes lack 'rank 0 on '"):
+    with pytest.raises(AssertionError, match="its notes lack 'rank 0 on cuda:'"):
         script.out_of_memory("cuda")
 
 
@@ -75,7 +77,8 @@ def test_the_cards_memory_is_compared(script, monkeypatch, free, message):
     from notebook_launcher.launcher import launch
 
     numbers = iter([one << 30 for one in free])
-    run = types.SimpleNamespace(logs=lambda _: "holding", status="stopped", stop=lambda: None)
+    run = types.SimpleNamespace(logs=lambda _: "holding", status="running", kill=lambda: None)
+    run.stop = lambda: vars(run).update(status="stopped")
     monkeypatch.setattr(launch, "launch_payload", lambda *_, **__: run)
     monkeypatch.setattr(script, "one_operation", lambda _: 0.0)
     monkeypatch.setattr("torch.cuda.mem_get_info", lambda: (next(numbers), 0))
@@ -89,4 +92,56 @@ def test_the_cards_memory_is_compared(script, monkeypatch, free, message):
 def test_missing_packages_are_named_before_anything_starts():
     done = subprocess.run([sys.executable, "-S", SCRIPT], capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert done.stdout.startswith("These packages are missing: torch, ")
+    assert done.stdout.startswith(f"gpu_check can't run: {sys.executable} lacks torch>=2.6, ")
+    assert done.stdout.endswith("pytorch.org/get-started has the command that installs torch for this GPU.\n")
+    assert done.stderr == ""
+
+
+def test_a_python_with_torch_only_is_told_the_two_lines_that_bring_the_rest(script, monkeypatch, capsys):
+    lacking = script.lacking
+    monkeypatch.setattr(script, "lacking", lambda: lacking(lambda name: name if name == "torch" else None))
+    monkeypatch.setattr(sys, "argv", ["benchmarks/gpu_check.py", "--only", "ddp"])
+    monkeypatch.setattr(sys, "executable", "/usr/bin/python3")
+    assert script.main() == 2
+    needed = "cloudpickle>=3.0", "numpy>=1.26", "psutil>=5.9", "pydantic>=2", "PyYAML>=6", "safetensors>=0.4"
+    what, *lines = capsys.readouterr().out.splitlines()
+    assert what.startswith(f"gpu_check can't run: /usr/bin/python3 lacks {', '.join(needed)}. These two lines bring ")
+    assert lines == [
+        f"    /usr/bin/python3 -m pip install --target build/gpu_check {' '.join(map(repr, needed))}",
+        "    PYTHONPATH=build/gpu_check /usr/bin/python3 benchmarks/gpu_check.py --only ddp",
+    ]
+
+
+def test_a_package_that_is_too_old_is_lacking(script, monkeypatch):
+    versions = {"torch": "2.10.1+cu126", "pydantic": "1.10.2"}
+
+    def version(name):
+        if name not in versions:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return versions[name]
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    assert script.lacking(lambda name: name) == ["pydantic>=2 (1.10.2 is there)"]
+    versions["torch"] = "2.5.1"
+    assert "torch>=2.6 (2.5.1 is there)" in script.in_words(script.lacking(lambda name: name))
+
+
+def test_it_needs_what_the_package_needs(script):
+    project = tomllib.loads((SCRIPT.parent.parent / "pyproject.toml").read_text())["project"]
+    assert set(script.NEEDED.values()) <= set(project["dependencies"])
+    assert project["requires-python"] == f">={'.'.join(map(str, script.PYTHON))}"
+
+
+def test_an_older_python_is_told_so(script, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["gpu_check.py"])
+    monkeypatch.setattr(sys, "version_info", (3, 10, 4))
+    assert script.main() == 2
+    assert capsys.readouterr().out.startswith("gpu_check can't run: it needs Python 3.11, and ")
+
+
+@pytest.mark.slow
+def test_a_machine_without_a_gpu_is_told_so_in_one_sentence():
+    done = subprocess.run([sys.executable, SCRIPT], capture_output=True, text=True, check=False, timeout=110)
+    assert (done.returncode, done.stderr) == (2, "")
+    (line,) = done.stdout.splitlines()
+    assert line.startswith("gpu_check has no cuda device to check: this torch (")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+from notebook_launcher.core.config import snapshot
 from notebook_launcher.core.errors import ConfigError
 
 
@@ -73,3 +74,11 @@ class Cell:
             return
         content = {"data": data, "metadata": metadata or {}, "transient": transient}
         self._session.send(self._publisher.pub_socket, kind, content, parent=parent, ident=self._publisher.topic)
+
+
+def has_front_end(shell: Any) -> bool:
+    """Whether somebody may press a button: a kernel that can ask for input has a page in front of it, or Voila's."""
+    kernel = getattr(shell, "kernel", None)
+    if kernel is None:
+        return False
+    return bool(getattr(kernel, "_allow_stdin", True)) or any(name.startswith("VOILA_") for name in snapshot())

@@ -141,7 +141,8 @@ class FormModel:
     def controls(self) -> tuple[Control, ...]:
         """Every control that is shown now, in the order of the form."""
         device = str(self._typed.get("device", self._start.device))
-        options = option_controls.option_controls(self._start, device, self.devices, self._strategies)
+        held = str(self._typed.get("strategy", ""))
+        options = option_controls.option_controls(self._start, device, self.devices, self._strategies, held)
         own = [strategy_options.control(one, self._start.extra) for one in self._strategy_options()]
         place = next(i for i, one in enumerate(options, 1) if one.name == "strategy")
         return (
@@ -207,6 +208,10 @@ class FormModel:
         if found:
             raise FormError(found)
         return self._config()
+
+    def config_of_check(self) -> LaunchConfig:
+        """The same for a check, which a training's time limit is not for; raises ``FormError``."""
+        return self.config().model_copy(update={"timeout_s": None})
 
     def code(self) -> tuple[CallText, dict[str, Any]]:
         """The call as text and the options that it must say; raises ``FormError``."""

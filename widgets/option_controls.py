@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.core.config import field_rows
 from notebook_launcher.core.precisions import refusals
+from notebook_launcher.core.strategies import DEVICE_OF, is_for
 from notebook_launcher.launcher.engines import ENGINES
 from notebook_launcher.launcher.plan import preferred_kind
 from notebook_launcher.widgets.controls import Choice, Control, Held
@@ -42,16 +43,23 @@ _DEFAULT = re.compile(r"default: (?P<what>.*?)\.?$")
 
 
 def option_controls(
-    start: LaunchConfig, device: str, devices: Sequence[DeviceRow] | None, strategies: Sequence[str]
+    start: LaunchConfig,
+    device: str,
+    devices: Sequence[DeviceRow] | None,
+    strategies: Sequence[str],
+    held: str | None = None,
 ) -> tuple[Control, ...]:
     """A control for each option, those that everybody needs first. They begin with what ``start`` says.
 
-    ``device`` is what the device's control holds; ``devices`` is None until the machine's are known.
+    ``device`` is what the device's control holds; ``devices`` is None until the machine's are known. Of ``strategies``
+    those are offered that the device has; ``held`` is that of the strategy's control, which stays, and is refused.
     """
     table = {row.name: row for row in field_rows()}
     order = [*MAIN, *(name for name in table if name not in MAIN)]
     rows = None if devices is None else {row.kind: row for row in devices}
-    return tuple(_control(table[name], getattr(start, name), device, rows, strategies) for name in order)
+    kind = _kind(device, rows)
+    offered = [name for name in strategies if is_for(name, kind) or name in {held, start.strategy}]
+    return tuple(_control(table[name], getattr(start, name), device, rows, offered) for name in order)
 
 
 def written(row: OptionRow, value: Any) -> str:
@@ -94,7 +102,8 @@ def _control(
     row: OptionRow, value: Any, device: str, rows: Mapping[str, DeviceRow] | None, strategies: Sequence[str]
 ) -> Control:
     names = {"strategy": tuple(strategies), "engine": ENGINES.names}.get(row.name, row.choices)
-    refused = {"device": _refused_devices, "mixed_precision": _refused_precisions}.get(row.name, _none_refused)
+    refusing = {"device": _refused_devices, "mixed_precision": _refused_precisions, "strategy": _refused_strategies}
+    refused = refusing.get(row.name, _none_refused)(row, device, rows, names)
     open_choice = (Choice("", _NOT_SAID.get(row.name, "not said")),) if row.optional and names else ()
     default = _DEFAULT.search(row.description)
     takes = f" Takes {row.words}{_TYPED.get(row.kind, '')}." if not names else ""
@@ -103,7 +112,7 @@ def _control(
         _LABELS.get(row.name, row.name.replace("_", " ").capitalize()),
         "choice" if names else "text",
         default=written(row, value),
-        choices=(*open_choice, *_choices(row.name, names, refused(row, device, rows), rows)),
+        choices=(*open_choice, *_choices(row.name, names, refused, rows)),
         help=row.description + takes,
         placeholder=default["what"] if default else "none" if row.kind in {"pairs", "str list"} else "",
         group="main" if row.name in MAIN else "rarer",
@@ -129,19 +138,39 @@ def _none_refused(*_: object) -> dict[str, tuple[str, str]]:
     return {}
 
 
-def _refused_devices(row: OptionRow, _: str, rows: Mapping[str, DeviceRow] | None) -> dict[str, tuple[str, str]]:
+def _refused_devices(
+    _: OptionRow, __: str, rows: Mapping[str, DeviceRow] | None, names: Sequence[str]
+) -> dict[str, tuple[str, str]]:
     """For each kind of device that isn't here, "not here" and why."""
     if rows is None:
         return {}
-    unknown = {name: "this version does not know it yet" for name in row.choices if name not in {"auto", *rows}}
+    unknown = {name: "this version does not know it yet" for name in names if name not in {"auto", *rows}}
     absent = {kind: one.reason or "there is none" for kind, one in rows.items() if not one.num_devices}
     return {name: ("not here", reason) for name, reason in {**unknown, **absent}.items()}
 
 
-def _refused_precisions(_: OptionRow, device: str, rows: Mapping[str, DeviceRow] | None) -> dict[str, tuple[str, str]]:
+def _refused_precisions(
+    _: OptionRow, device: str, rows: Mapping[str, DeviceRow] | None, __: Sequence[str]
+) -> dict[str, tuple[str, str]]:
     """For each precision that the chosen device can't do, "not on ..." and why."""
-    kind = device if device != "auto" else preferred_kind(rows) if rows is not None else ""
+    kind = _kind(device, rows)
     if not kind:
         return {}
     known = rows[kind].precisions if rows is not None and kind in rows else refusals(kind)
     return {name: (f"not on {kind.upper()}", reason) for name, reason in known.items() if reason}
+
+
+def _refused_strategies(
+    _: OptionRow, device: str, rows: Mapping[str, DeviceRow] | None, names: Sequence[str]
+) -> dict[str, tuple[str, str]]:
+    """For each strategy that the chosen device doesn't have, "not on ..." and why."""
+    kind = _kind(device, rows)
+    if not kind:
+        return {}
+    told = {name: f"it is for device={DEVICE_OF[name]!r}" if name in DEVICE_OF else "it isn't there" for name in names}
+    return {name: (f"not on {kind.upper()}", why) for name, why in told.items() if not is_for(name, kind)}
+
+
+def _kind(device: str, rows: Mapping[str, DeviceRow] | None) -> str:
+    """The kind of device that is chosen, "" while nobody knows which ``auto`` takes."""
+    return device if device != "auto" else preferred_kind(rows) if rows is not None else ""

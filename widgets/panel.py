@@ -6,21 +6,22 @@ what goes wrong is said in the panel.
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 import time
 import traceback
 import uuid
 import weakref
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.core.config import LaunchConfig, snapshot
 from notebook_launcher.core.errors import ConfigError, NotebookLauncherError
 from notebook_launcher.widgets import panel_html
 from notebook_launcher.widgets.busy_hint import BusyHint
-from notebook_launcher.widgets.cell import Cell
+from notebook_launcher.widgets.cell import Cell, has_front_end
+from notebook_launcher.widgets.check import CHECKING, Check, progress
 from notebook_launcher.widgets.code import config_code, launch_code
+from notebook_launcher.widgets.entry_points import EntryPoints, ShownRun, launcher
 from notebook_launcher.widgets.form_model import FormError, FormModel
 from notebook_launcher.widgets.told_warnings import told_warnings
 
@@ -31,53 +32,10 @@ if TYPE_CHECKING:
     from notebook_launcher.launcher.run import Run
     from notebook_launcher.launcher.sinks import RunView
     from notebook_launcher.widgets.controls import Held
-    from notebook_launcher.widgets.form_model import Chosen
     from notebook_launcher.widgets.panel_view import PanelView
 
 _WIDGET = "application/vnd.jupyter.widget-view+json"
 _shown: list[weakref.ref[Panel]] = []
-
-
-class ShownRun(Protocol):
-    """A run's monitor, as the panel uses it."""
-
-    @property
-    def widget(self) -> Any:
-        """Its live form, an ipywidget."""
-
-    def without_stop(self) -> None:
-        """Show no stop button in it: the panel has one."""
-
-    def html(self) -> str:
-        """How the run stands, as static HTML."""
-
-    def close(self) -> None:
-        """Take its live form away."""
-
-
-@dataclasses.dataclass(frozen=True)
-class EntryPoints:
-    """What the panel calls; a test puts its own functions here."""
-
-    launch: Callable[[Chosen], Run]
-    devices: Callable[[], Sequence[DeviceRow]]
-    monitor: Callable[[Run], ShownRun]
-
-
-def launcher() -> EntryPoints:
-    """The launcher's own."""
-    from notebook_launcher.launcher import warm
-    from notebook_launcher.widgets.monitor import monitor
-
-    return EntryPoints(_launch, warm.devices, monitor)
-
-
-def _launch(chosen: Chosen) -> Run:
-    from notebook_launcher.launcher import launch, payload
-
-    payload.check_call(chosen.function, chosen.args, chosen.kwargs)
-    packed = payload.for_call(chosen.function, chosen.args, chosen.kwargs)
-    return launch.launch_payload(packed, chosen.config, wait=False, sink="none")
 
 
 def panel() -> Panel:
@@ -118,6 +76,7 @@ class Panel:
         # server has started the kernel, the page is another's, and would show both.
         self._is_apart = "JPY_SESSION_NAME" in snapshot()
         self._looking: threading.Thread | None = None
+        self._check: Check | None = None  # while it goes on
 
     # --- showing ------------------------------------------------------------------------------------------------------
 
@@ -158,14 +117,18 @@ class Panel:
 
     def close(self) -> None:
         """Take the panel away. Its run goes on."""
+        threads = [self._looking, self._check.thread if self._check is not None else None]
         self._leave()
-        if self._looking is not None:
-            self._looking.join()
+        for thread in threads:
+            if thread is not None:
+                thread.join()
 
     def _leave(self) -> None:
         with self._lock:
             if self._monitor is not None:
                 self._monitor.close()
+            if self._check is not None:
+                self._check.stop()
             if self._view is not None:
                 self._shell.events.unregister("post_run_cell", self._after_cell)
                 self._busy_hint.close()
@@ -183,8 +146,7 @@ class Panel:
     def launch(self) -> None:
         """Launch what the form says, unless something in it can't be."""
         with self._lock:
-            if self.run is not None and self.run.status in panel_html.GOING_ON:
-                raise ConfigError("the panel's last run still goes on: stop it, or wait for its end.")
+            self._refuse_two()
             with told_warnings() as told:
                 run = self._entry_points.launch(self._model.chosen())
             self.run = run
@@ -206,9 +168,41 @@ class Panel:
                 self._store_run()  # else a notebook that is saved meanwhile would hold the last run's end
             self._show()
 
+    def check(self) -> None:
+        """Try out the processes that the form asks for, and say in the panel what was found. Returns at once."""
+        with self._lock:
+            self._refuse_two()
+            config, view = self._model.config_of_check(), self._start()
+            headline = self._model.sentence() if self._model.devices is not None else ""
+
+            def tell(status: str = "") -> None:
+                self.guarded(lambda: self._say(progress(headline, status), bad=False))
+
+            tell()
+            self._check = Check(lambda begun: self._entry_points.check(config, begun), tell, self._checked)
+            view.show_state(CHECKING)
+
+    def _checked(self, text: str, is_bad: bool) -> None:  # noqa: FBT001 - what a check calls
+        def show() -> None:
+            self._check = None
+            self._say(text, bad=is_bad)
+            if self._view is not None:
+                self._view.show_state(self.run.status if self.run is not None else "")
+
+        self.guarded(show)
+
+    def _refuse_two(self) -> None:
+        if self._check is not None:
+            raise ConfigError("the panel's check still goes on: stop it, or wait for its end.")
+        if self.run is not None and self.run.status in panel_html.GOING_ON:
+            raise ConfigError("the panel's last run still goes on: stop it, or wait for its end.")
+
     def stop(self) -> None:
-        """Ask the run to stop; the second time, kill it."""
-        if self.run is not None:
+        """Ask the run, or the check, to stop; the second time, kill it."""
+        if self._check is not None:
+            self._check.stop()
+            self._start().show_state(CHECKING)
+        elif self.run is not None:
             self.run.stop()
             self._start().show_state(self.run.status)
 
@@ -264,9 +258,9 @@ class Panel:
             except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - see above
                 self._say("".join(traceback.format_exception(error)))
 
-    def _say(self, text: str) -> None:
+    def _say(self, text: str, *, bad: bool = True) -> None:
         if self._view is not None:
-            self._view.say(text, bad=True)
+            self._view.say(text, bad=bad)
 
     def _say_nothing_launched(self, texts: Mapping[str, str]) -> None:
         labels = {one.name: one.label for one in self._model.controls()}
@@ -384,11 +378,3 @@ class _End:
         """The run is over."""
         del view
         self._panel.guarded(self._panel._ended)  # noqa: SLF001 - the same module
-
-
-def has_front_end(shell: Any) -> bool:
-    """Whether somebody may press a button: a kernel that can ask for input has a page in front of it, or Voila's."""
-    kernel = getattr(shell, "kernel", None)
-    if kernel is None:
-        return False
-    return bool(getattr(kernel, "_allow_stdin", True)) or any(name.startswith("VOILA_") for name in snapshot())

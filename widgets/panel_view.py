@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import ipywidgets as widgets  # type: ignore[import-untyped]
 
 from notebook_launcher.widgets.ansi import on_any_theme
+from notebook_launcher.widgets.check import CHECKING
 from notebook_launcher.widgets.closing import close_all
 from notebook_launcher.widgets.form import Form, tip
 from notebook_launcher.widgets.panel_html import GOING_ON, STORED_CLASS
@@ -41,8 +42,11 @@ class Actions(Protocol):
     def launch(self) -> None:
         """Launch what the form says."""
 
+    def check(self) -> None:
+        """Try out the processes, without the function."""
+
     def stop(self) -> None:
-        """Stop the run; the second time, kill it."""
+        """Stop the run or the check; the second time, kill it."""
 
     def code(self) -> tuple[str, str]:
         """The code that does the same, in two forms."""
@@ -65,6 +69,9 @@ class PanelView:
         self.form = Form(model, lambda name, held: guarded(lambda: actions.set(name, held)))
         self.launch_button = self._button("Launch", "Run the function on every process", self._launch, "primary")
         self.stop_button = self._button("Stop", "", self._stop)
+        self.check_button = self._button(
+            "Check", "Try out processes, precisions and the exchange, without the function", self._check
+        )
         self.code_button = self._button("Copy as code", "Show the Python that does the same", self._code)
         self.save_button = self._button("Save config", "Write the options into this YAML file", self._save)
         self.load_button = self._button("Load config", "Take the options from this YAML file", self._load)
@@ -88,7 +95,7 @@ class PanelView:
             [
                 widgets.HTML(_STYLE, layout=widgets.Layout(display="none")),
                 self.form.box,
-                _row(self.launch_button, self.stop_button, self.code_button),
+                _row(self.launch_button, self.stop_button, self.check_button, self.code_button),
                 _row(self.path, self.save_button, self.load_button),
                 self._hint,
                 self.message,
@@ -109,11 +116,11 @@ class PanelView:
         self.run_box.children = (widget,)
 
     def show_state(self, status: str) -> None:
-        """Offer what can be done while the run is ``status``; "" before the first."""
-        going_on = status in GOING_ON
+        """Offer what can be done while the run is ``status``, or a check goes on; "" before the first."""
+        going_on = status in (*GOING_ON, CHECKING)
         if not going_on:
             self._num_stops = 0
-        self.launch_button.disabled = going_on
+        self.launch_button.disabled = self.check_button.disabled = going_on
         self.stop_button.disabled = not going_on
         again = self._num_stops > 0
         self.stop_button.description = "Stop at once" if again else "Stop"
@@ -148,6 +155,10 @@ class PanelView:
             return
         self.say("")
         self._actions.launch()
+
+    def _check(self) -> None:
+        if not self.check_button.disabled:
+            self._actions.check()
 
     def _stop(self) -> None:
         if self.stop_button.disabled:

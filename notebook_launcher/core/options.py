@@ -160,9 +160,16 @@ PATH = BeforeValidator(_path)
 
 # --- errors ----------------------------------------------------------------------------------------------------------
 
+_TOLD_OF = "%launcher devices says whether one is here, and nothing launches on them in this version."
 _HINTS = {
     ("device", "gpu"): "A GPU is 'cuda' (NVIDIA and AMD), 'mps' (Apple) or 'xpu' (Intel); 'auto' takes what is there.",
+    ("device", "rocm"): "An AMD GPU is 'cuda', as torch calls it.",
+    ("device", "xla"): "XLA's devices are 'tpu'.",
+    **{("device", kind): _TOLD_OF for kind in ("npu", "hpu", "mlu", "musa")},
+    **{("mixed_precision", name): "That is 'no'." for name in ("fp32", "float32", "float", "none")},
+    **{("mixed_precision", name): "That is 'fp16'." for name in ("float16", "half")},
 }
+_NUMBERED = "One of several is chosen by device_ids, such as device='{0}', device_ids=[{1}]."
 
 
 def origin(sources: Mapping[str, str], *names: str) -> str:
@@ -188,7 +195,9 @@ def _complaint(
         return str(unknown_name("option", name, table)) + where
     row = table[name]
     if row.choices and isinstance(value, str):
-        hint = _HINTS.get((name, value.lower()))
+        kind, _, number = value.partition(":")
+        numbered = _NUMBERED.format(kind, number) if kind in row.choices and number.isdecimal() else ""
+        hint = _HINTS.get((name, value.lower()), numbered)
         known = f"{name} {value!r} is not known. {hint} Known: {', '.join(row.choices)}." if hint else ""
         return (known or str(unknown_name(name, value, row.choices))) + where
     words = f"{row.words}{' or None' if row.optional else ''}"

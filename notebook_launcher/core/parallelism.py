@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.core.errors import ConfigError
 from notebook_launcher.core.registry import nearest
-from notebook_launcher.core.strategies import INSIDE, WITHOUT_MESH
+from notebook_launcher.core.strategies import DEVICE_OF, INSIDE, WITHOUT_MESH
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -65,10 +65,8 @@ def refuse(strategy: str | None, found: Mapping[str, int], num_processes: int | 
     """Why a launch can't be, in a sentence; None where it can. ``num_processes`` None: nobody knows them yet."""
     told = " x ".join(f"{name} {size}" for name, size in found.items() if size > 1)
     if told and strategy in WITHOUT_MESH:
-        return (
-            f"strategy={strategy!r} can't be together with {SECTION} ({told}): "
-            f"{WITHOUT_MESH[strategy]}. Leave one of them out, or use strategy='fsdp', 'tp' or 'pp'."
-        )
+        way = "Leave one of them out" + ("" if strategy in DEVICE_OF else ", or use strategy='fsdp', 'tp' or 'pp'")
+        return f"strategy={strategy!r} can't be together with {SECTION} ({told}): {WITHOUT_MESH[strategy]}. {way}."
     absent = next((name for name in NOT_HERE if found.get(name, 1) > 1), None)
     if absent:
         return (

@@ -64,7 +64,7 @@ def visibility(variables: Sequence[str], chosen: Sequence[int], environment: Map
 
 def narrowed(variables: Sequence[str], environment: Mapping[str, str]) -> str:
     """What hides devices, in brackets, for a message; "" where nothing does."""
-    told = [f"{one}={','.join(_names(one, environment))}" for one in variables if _names(one, environment)]
+    told = [f"{one}={environment[one]}" for one in variables if _names(one, environment)]
     return f" ({', '.join(told)})" if told else ""
 
 

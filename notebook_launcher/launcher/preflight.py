@@ -79,20 +79,25 @@ def check(
     Options are those of ``launch``. Raises ``ConfigError`` for an option that can't be; what this machine can't do is a
     finding. ``launching`` stands in for ``launch_payload``.
     """
-    chosen = LaunchConfig.make(config, **options)
-    if chosen.timeout_s is None:
-        chosen = LaunchConfig.make(chosen, timeout_s=_TIMEOUT_S)
+    return run_check(LaunchConfig.make(config, **options), launching)
+
+
+def run_check(config: LaunchConfig, launching: Callable[..., Run] = launch_payload) -> Preflight:
+    """``check`` with a configuration that is taken as it stands, but for what only a training wants."""
+    own = {"timeout_s": config.timeout_s or _TIMEOUT_S, "max_restarts": 0, "log_dir": None}
     began_s = time.time()
     headline = ""
     try:
         payload = Payload(pickling.dumps(Named(_TASK)), {}, "preflight")
-        run = launching(payload, chosen, wait=False, sink="none")
+        run = launching(payload, config.model_copy(update=own), wait=False, sink="none")
         headline = run.facts.headline
         run.wait()
     except ConfigError as error:
         return Preflight(headline, (Check("options", ok=False, text=str(error)),))
     except Exception as error:  # noqa: BLE001 - a rank's own, of whatever kind: that is the finding
-        return Preflight(headline, (Check("workers", ok=False, text=explained(error)),))
+        return Preflight(headline, (Check("workers", ok=False, text=explained(error, headline)),))
+    if run.status != "finished":
+        return Preflight(headline, (Check("workers", ok=False, text="the check was stopped before its end"),))
     return findings(headline, run.results, began_s)
 
 
@@ -118,25 +123,29 @@ def findings(headline: str, results: Sequence[Mapping[str, Any]], began_s: float
         del figures["bandwidth_mb_s"], figures["num_bytes"]
     checks = (
         Check("workers", ok=True, text=started),
-        *_precisions(results),
+        *_precisions(results, _advice(headline)),
         Check("all-reduce", ok=True, text=took),
     )
     return Preflight(headline, checks, figures)
 
 
-def _precisions(results: Sequence[Mapping[str, Any]]) -> Iterator[Check]:
+def _precisions(results: Sequence[Mapping[str, Any]], advice: str) -> Iterator[Check]:
     for name in results[0]["precisions"]:
         wrong = [
             f"rank {rank}: {one['precisions'][name]}" for rank, one in enumerate(results) if one["precisions"][name]
         ]
-        text = f"{'; '.join(wrong)}. {_SWITCHES}" if wrong else "products and sums over the ranks are right"
+        text = f"{'; '.join(wrong)}.{advice}" if wrong else "products and sums over the ranks are right"
         yield Check(_NAMES.get(name, name), ok=not wrong, text=text)
 
 
-def explained(error: BaseException) -> str:
-    """What is wrong, from the error that ended the ranks."""
+def explained(error: BaseException, headline: str) -> str:
+    """What is wrong, from the error that ended the ranks of the run with this headline."""
     if isinstance(error, RunTimeoutError):
-        return f"the ranks hang: {error}\n{_SWITCHES}"
+        return f"no answer in time: {error}{_advice(headline)}"
     if isinstance(error, NotebookLauncherError):
         return str(error)
     return "\n".join([f"{type(error).__name__}: {error}", *map(str, getattr(error, "__notes__", ()))])
+
+
+def _advice(headline: str) -> str:
+    return f"\n{_SWITCHES}" if "NCCL" in headline else ""

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from notebook_launcher.core.events import Failed, Where
 
 SETTLE_S = 0.3  # after the first failure, how long an earlier one may still come in before the cause is named
-ANSWER_S = 0.05  # how long a rank has to say where it is, before an interrupt takes it elsewhere
+ANSWER_S = 0.05  # how long ranks have at least to say where they are, before an interrupt takes them elsewhere
+PATIENCE_S = {"stop": 0.3, "failure": 1.0, "timeout": 1.0}  # and at most: on a busy machine an answer takes its time
 HEAR_S = 0.8  # after an interrupt, how long a rank that does not hear it (it is in a collective) is left alone
 FAILURE_GRACE_S = 2.0  # after another rank's failure, how long one that heard the interrupt may clean up
 KILL_S = 0.5  # from terminate to kill
@@ -62,7 +63,6 @@ class RankState:
     failed: Failed | None = None
     where: Where | None = None
     heard: bool = False
-    asked_again: bool = False
     released: bool = False
     sent: Act | None = None  # the hardest step of the ladder that it was sent
     ended_s: float = 0.0
@@ -91,6 +91,8 @@ class RunState:
         self.asked_to_stop = False  # by somebody, whatever else made it stop: then it is not started again
         self._began_s = began_s
         self._stopping_s = 0.0  # when the ladder began
+        self._interrupted_s: float | None = None  # when it came to the interrupt
+        self._asked_again = False
         self._left_s: float | None = None  # when the ranks were let go
 
     # --- what happened ----------------------------------------------------------------------------------------------
@@ -209,25 +211,33 @@ class RunState:
         return actions + (self._let_go(now_s) if self.all_ended else [])
 
     def _climb(self, now_s: float) -> list[Action]:
-        passed_s = now_s - self._stopping_s
-        wait_s = SETTLE_S if self.reason == "failure" else ANSWER_S
+        running = [rank for rank, state in enumerate(self.ranks) if not state.ended]
+        if self._interrupted_s is None:
+            return self._ask_or_interrupt(running, now_s)
+        passed_s = now_s - self._interrupted_s
         grace_s = FAILURE_GRACE_S if self.reason == "failure" else self._grace_s
         actions = []
-        for rank, state in enumerate(self.ranks):
-            if state.ended:
-                continue
-            limit_s = wait_s + (max(grace_s, HEAR_S) if state.heard else HEAR_S)
-            if state.sent is None:
-                if passed_s >= wait_s:
-                    actions.append(self._step(rank, Act.INTERRUPT))
-                elif not state.asked_again and passed_s >= wait_s / 2:
-                    state.asked_again = True  # by now it waits where it would have waited
-                    actions.append(Action(Act.ASK_WHERE, rank))
-            elif state.sent is Act.INTERRUPT and passed_s >= limit_s:
+        for rank in running:
+            state = self.ranks[rank]
+            limit_s = max(grace_s, HEAR_S) if state.heard else HEAR_S
+            if state.sent is Act.INTERRUPT and passed_s >= limit_s:
                 actions.append(self._step(rank, Act.TERMINATE))
             elif state.sent is Act.TERMINATE and passed_s >= limit_s + KILL_S:
                 actions.append(self._step(rank, Act.KILL))
         return actions
+
+    def _ask_or_interrupt(self, running: list[int], now_s: float) -> list[Action]:
+        """Interrupt all at once: where one of them is may change with what becomes of another."""
+        passed_s = now_s - self._stopping_s
+        least_s = SETTLE_S if self.reason == "failure" else ANSWER_S
+        silent = [rank for rank in running if self.ranks[rank].phase is Phase.RUNNING and not self.ranks[rank].where]
+        if passed_s >= (max(least_s, PATIENCE_S[self.reason]) if silent else least_s):
+            self._interrupted_s = now_s
+            return [self._step(rank, Act.INTERRUPT) for rank in running]
+        if not self._asked_again and passed_s >= least_s / 2:
+            self._asked_again = True  # by now a rank waits where it would have waited
+            return [Action(Act.ASK_WHERE, rank) for rank in running]
+        return []
 
     def _step(self, rank: int, act: Act) -> Action:
         self.ranks[rank].sent = act

@@ -44,7 +44,24 @@ def test_a_slip_is_named(section, text):
             None,
             "strategy='deepspeed' can't be together with parallelism_config (tp_size 2)",
         ),
-        ("single", {"pp_size": 2}, 1, "strategy='single' can't be together with parallelism_config (pp_size 2)"),
+        (
+            "single",
+            {"pp_size": 2},
+            1,
+            "(pp_size 2): it is one process. Leave one of them out, or use strategy='fsdp', 'tp' or 'pp'.",
+        ),
+        (
+            "xla",  # a TPU has none of those others
+            {"tp_size": 2},
+            None,
+            "parallelism_config (tp_size 2): each TPU process keeps a whole model. Leave one of them out.",
+        ),
+        (
+            "spmd",
+            {"dp_shard_size": 2},
+            None,
+            "it is XLA that spreads what there is, over all TPU devices. Leave one of them out.",
+        ),
         (
             None,
             {"tp_size": 2, "dp_shard_size": 3},
@@ -53,7 +70,7 @@ def test_a_slip_is_named(section, text):
         ),
         ("tp", {"tp_size": 3}, 4, "tp_size 3 = 3 processes, and the run has 4: launch a multiple of 3"),
     ],
-    ids=range(4),
+    ids=range(6),
 )
 def test_what_cannot_be_is_said_in_one_sentence(strategy, sizes, num_processes, text):
     assert text in parallelism.refuse(strategy, sizes, num_processes)

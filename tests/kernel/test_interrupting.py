@@ -93,3 +93,26 @@ def test_stop_of_a_background_run_names_what_each_rank_was_doing(shared_kernel):
     cell = shared_kernel.ok("run.stop(); print(run.wait().status); print(run)")
     assert "stopped" in cell.stdout
     assert "nap" in cell.stdout
+
+
+HANGING_CHECK = """
+import threading
+from notebook_launcher.launcher import preflight
+from notebook_launcher.launcher.run import history
+task, preflight._TASK = preflight._TASK, "signal:pause"
+def tell():
+    while not any(run.name == "preflight" and run.status == "running" for run in history()): time.sleep(0.05)
+    print("ready", flush=True)
+threading.Thread(target=tell).start()
+%launcher check
+"""
+
+
+def test_a_preflight_that_hangs_is_interrupted_and_the_next_one_works(shared_kernel):
+    shared_kernel.start(HANGING_CHECK)
+    shared_kernel.wait_for("ready")
+    cell, took_s = stop(shared_kernel)
+    assert took_s <= LIMIT_S
+    assert cell.error == "RunInterrupted"
+    assert "stopped after" in cell.traceback
+    assert "preflight: all is well" in shared_kernel.ok("preflight._TASK = task\n%launcher check").shown

@@ -147,6 +147,14 @@ def test_an_apple_gpu_takes_one_process():
     assert "num_machines=2 can't be on device='mps'" in refusal(MPS, CPU, **options)
 
 
+@pytest.mark.parametrize("strategy", ["fsdp", "deepspeed", "tp", "pp"])
+def test_a_model_is_not_spread_on_an_apple_gpu(strategy):
+    assert refusal(MPS, CPU, strategy=strategy) == (
+        f"strategy={strategy!r} is not there for device='mps', which has single, ddp. Use one of them, or another "
+        "device."
+    )
+
+
 def test_too_many_processes_on_the_cpu(monkeypatch):
     monkeypatch.setattr("notebook_launcher.launcher.plan.num_cores", lambda: 2)
     assert len(plan(*LAPTOP, num_processes=64).worlds) == 64

@@ -8,6 +8,7 @@ import types
 import pytest
 
 from notebook_launcher.core.errors import ConfigError, EngineError, RunTimeoutError
+from notebook_launcher.launcher.launch import launch_payload
 from notebook_launcher.launcher.preflight import check, explained, findings
 
 GOOD = {
@@ -65,10 +66,11 @@ def test_the_slowest_rank_gives_the_figures():
 
 def test_a_wrong_sum_is_told_with_its_rank_and_what_helps():
     broken = SLOWER | {"precisions": {"no": "the sum over the ranks came out as 0 where 3 is right", "bf16": ""}}
-    found = findings("", [GOOD, broken], 100.0)
+    found = findings("2 processes · CUDA (NCCL)", [GOOD, broken], 100.0)
     assert not found.ok
-    assert "WRONG  fp32        rank 1: the sum over the ranks came out as 0 where 3 is right. What often" in str(found)
+    assert "WRONG  fp32        rank 1: the sum over the ranks came out as 0 where 3 is right.\nWhat often" in str(found)
     assert "NCCL_P2P_DISABLE" in str(found)
+    assert "NCCL" not in str(findings("2 processes · CPU (gloo)", [GOOD, broken], 100.0))  # there it can't help
     assert found.lines()[-1] == "preflight: something is wrong with fp32"
 
 
@@ -83,6 +85,24 @@ def test_what_the_machine_cannot_do_is_a_finding_and_nothing_starts():
     assert "strategy='single' with 2 processes" in str(found)
 
 
+def test_what_only_a_training_wants_is_left_out(tmp_path):
+    found = check(device="cpu", num_processes=1, log_dir=str(tmp_path / "logs"), max_restarts=3)
+    assert found.ok, str(found)
+    assert not (tmp_path / "logs").exists()
+
+
+def test_a_check_that_is_stopped_says_so():
+    def launching(*args, **options):
+        run = launch_payload(*args, **options)
+        run.kill()
+        return run
+
+    found = check(device="cpu", launching=launching)
+    assert [(one.name, one.ok, one.text) for one in found.checks] == [
+        ("workers", False, "the check was stopped before its end")
+    ]
+
+
 def test_an_option_that_cannot_be_is_an_error():
     with pytest.raises(ConfigError, match="Did you mean 'cuda'"):
         check(device="cupa")
@@ -92,7 +112,8 @@ def _run(error):
     def wait():
         raise error
 
-    return types.SimpleNamespace(facts=types.SimpleNamespace(headline="2 processes"), wait=wait, results=[])
+    facts = types.SimpleNamespace(headline="2 processes · CUDA (NCCL)")
+    return types.SimpleNamespace(facts=facts, wait=wait, results=[])
 
 
 def test_ranks_that_hang_are_told_with_what_to_try():
@@ -105,7 +126,7 @@ def test_ranks_that_hang_are_told_with_what_to_try():
     found = check(device="cpu", launching=launching)
     assert asked == [("preflight", 120.0, {"wait": False, "sink": "none"})]
     assert not found.ok
-    for part in ("the ranks hang", "rank 0: was in all_reduce", "NCCL_P2P_DISABLE", "preflight: something is wrong"):
+    for part in ("no answer in time", "rank 0: was in all_reduce", "NCCL_P2P_DISABLE", "preflight: something is wrong"):
         assert part in str(found)
 
 
@@ -118,7 +139,8 @@ def test_a_time_limit_of_ones_own():
 
 
 def test_other_errors_in_words():
-    assert explained(EngineError("no more processes")) == "no more processes"
+    assert explained(EngineError("no more processes"), "") == "no more processes"
+    assert explained(RunTimeoutError("stopped"), "2 processes · CPU (gloo)") == "no answer in time: stopped"
     error = RuntimeError("NCCL Error 2")
     error.add_note("[rank 1 on here]")
-    assert explained(error) == "RuntimeError: NCCL Error 2\n[rank 1 on here]"
+    assert explained(error, "") == "RuntimeError: NCCL Error 2\n[rank 1 on here]"

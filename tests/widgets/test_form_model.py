@@ -4,6 +4,8 @@ import pytest
 from fake_notebook import CPU, ON_CPU, ON_GPUS, Notebook
 
 from notebook_launcher.core.config import LaunchConfig
+from notebook_launcher.core.events import DeviceRow
+from notebook_launcher.core.strategies import STRATEGIES
 from notebook_launcher.widgets.form_model import FormError, FormModel
 
 TRAIN = """
@@ -441,11 +443,46 @@ def test_the_sentence_says_what_will_happen(devices, typed, sentence):
 # --- strategies ------------------------------------------------------------------------------------------------------
 
 
-def test_only_known_strategies_are_offered():
-    model, _ = model_of(DEF)
-    from notebook_launcher.core.strategies import STRATEGIES
+OF_XLA = ["xla", "spmd", "spmd_fsdp"]
+TPU = DeviceRow("tpu", 8, ("TPU v5",) * 8, precisions={"no": "", "bf16": "", "fp16": "no"})
+STAND_IN = DeviceRow("tpu", 4, ("XLA on the CPU",) * 4, precisions=TPU.precisions, is_stand_in=True)
 
-    assert [choice.value for choice in control(model, "strategy").choices] == ["", *STRATEGIES.names]
+
+def offered(model):
+    return [choice.value for choice in control(model, "strategy").choices][1:]
+
+
+@pytest.mark.parametrize(
+    ("devices", "device", "of_xla"),
+    [
+        (None, "auto", []),
+        (ON_CPU, "auto", []),
+        (ON_GPUS, "cuda", []),
+        ((TPU, CPU), "auto", OF_XLA),
+        ((TPU, CPU), "cpu", []),
+        ((STAND_IN, CPU), "auto", []),
+        ((STAND_IN, CPU), "tpu", OF_XLA),
+    ],
+)
+def test_only_the_strategies_that_the_device_has_are_offered(devices, device, of_xla):
+    model, _ = model_of(DEF, devices=devices)
+    if device != "auto":
+        model.set("device", device)
+    others = ["single", "ddp"] if of_xla else [name for name in STRATEGIES.names if name not in OF_XLA]
+    assert offered(model) == others + of_xla
+
+
+def test_a_strategy_that_was_chosen_stays_and_is_refused_where_the_device_changes():
+    model, _ = model_of(DEF, devices=(TPU, CPU))
+    model.set("strategy", "spmd")
+    assert model.errors() == {}
+    model.set("device", "cpu")
+    assert refused(model) == {"strategy": "spmd: not on CPU: it is for device='tpu'"}
+    assert "spmd (not on CPU)" in labels(model, "strategy")
+    model.load(LaunchConfig(device="tpu", strategy="fsdp"))
+    assert refused(model) == {"strategy": "fsdp: not on TPU: it isn't there"}
+    model.set("strategy", "")
+    assert model.errors() == {}
 
 
 def test_a_strategy_s_own_options_are_shown_only_when_it_is_chosen():

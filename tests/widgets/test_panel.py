@@ -10,6 +10,7 @@ from fake_notebook import ON_CPU, FakeShell, num_widgets
 
 from notebook_launcher.core.errors import ConfigError, EngineError, PayloadError
 from notebook_launcher.core.notices import warn
+from notebook_launcher.launcher.preflight import Check, Preflight
 from notebook_launcher.widgets import panel as panels
 from notebook_launcher.widgets.panel import EntryPoints, Panel, has_front_end
 
@@ -104,6 +105,10 @@ class FakeLauncher:
         self.devices_error = None
         self.may_look = threading.Event()
         self.may_look.set()
+        self.checks = []
+        self.found = Preflight("2 processes", (Check("workers", ok=True, text="2 started"),))
+        self.may_answer = threading.Event()
+        self.may_answer.set()
 
     def launch(self, chosen):
         if self.error is not None:
@@ -122,6 +127,14 @@ class FakeLauncher:
             raise self.devices_error
         return ON_CPU
 
+    def check(self, config, begun):
+        run = FakeRun(None)
+        run.view = run
+        begun(run)
+        self.checks.append((config, run))
+        assert self.may_answer.wait(LIMIT_S)
+        return self.found
+
 
 @pytest.fixture
 def launcher(monkeypatch):
@@ -138,7 +151,7 @@ def show(launcher):
     made = []
 
     def show(*cells, looked=True):
-        one = Panel(FakeShell(*cells), EntryPoints(launcher.launch, launcher.devices, FakeMonitor))
+        one = Panel(FakeShell(*cells), EntryPoints(launcher.launch, launcher.devices, FakeMonitor, launcher.check))
         made.append(one)
         one._ipython_display_()
         if looked:
@@ -147,6 +160,7 @@ def show(launcher):
 
     yield show
     launcher.may_look.set()
+    launcher.may_answer.set()
     for one in made:
         one.close()
 
@@ -239,6 +253,123 @@ def test_a_run_may_end_on_another_thread(show, launcher):
     thread.start()
     thread.join(LIMIT_S)
     assert not view(panel).launch_button.disabled
+
+
+# --- checking --------------------------------------------------------------------------------------------------------
+
+
+def press_check(panel):
+    """Press the button, and wait for the answer."""
+    view(panel).check_button.click()
+    checked(panel)
+
+
+def checked(panel):
+    check = panel._check
+    if check is not None:
+        check.thread.join(LIMIT_S)
+        assert not check.thread.is_alive()
+
+
+def test_check_tries_out_what_the_form_says_and_answers_in_the_panel(show, launcher, capfd):
+    panel = show(TRAIN)
+    for name, held in {"num_processes": "3", "mixed_precision": "bf16", "timeout_s": "7", "num_epochs()": "x"}.items():
+        fill(panel, name, held)
+    press_check(panel)
+    ((config, _),) = launcher.checks
+    assert (config.num_processes, config.mixed_precision, config.timeout_s) == (3, "bf16", None)
+    assert said(panel) == "All is well: 2 processes\n✓ workers: 2 started"
+    assert 'role="status"' in view(panel).message.value
+    assert launcher.runs == []
+    assert "run" not in panel._shell.user_ns
+    assert capfd.readouterr() == ("", "")
+
+
+def test_what_is_wrong_is_announced(show, launcher):
+    launcher.found = Preflight("", (Check("fp32", ok=False, text="rank 1: the sum came out as <0>"),))
+    panel = show(TRAIN)
+    press_check(panel)
+    assert said(panel) == "✗ Something is wrong\n✗ fp32: rank 1: the sum came out as <0>"
+    assert 'role="alert"' in view(panel).message.value
+
+
+def test_while_a_check_goes_on_the_kernel_is_free_and_nothing_else_begins(show, launcher):
+    launcher.may_answer.clear()
+    panel = show(TRAIN)
+    view(panel).check_button.click()  # returns at once
+    assert said(panel).startswith("Checking 2 processes · CPU (gloo) · fp32 · DDP: ")
+    assert 'role="status"' in view(panel).message.value
+    assert view(panel).launch_button.disabled
+    assert view(panel).check_button.disabled
+    view(panel).check_button.click()
+    view(panel).launch_button.click()
+    with pytest.raises(ConfigError, match="the panel's check still goes on"):
+        panel.launch()
+    fill(panel, "num_processes", "2")  # the form can be filled in
+    launcher.may_answer.set()
+    checked(panel)
+    assert len(launcher.checks) == 1
+    assert launcher.runs == []
+    assert not view(panel).launch_button.disabled
+    assert not view(panel).check_button.disabled
+    assert view(panel).stop_button.disabled
+
+
+def test_stop_ends_a_check_and_the_second_time_kills(show, launcher):
+    launcher.may_answer.clear()
+    panel = show(TRAIN)
+    view(panel).check_button.click()
+    view(panel).stop_button.click()
+    assert view(panel).stop_button.description == "Stop at once"
+    view(panel).stop_button.click()
+    launcher.may_answer.set()
+    checked(panel)
+    assert launcher.checks[0][1].num_stops == 2
+    assert view(panel).stop_button.description == "Stop"
+
+
+def test_no_check_while_a_run_goes_on(show, launcher):
+    panel = show(TRAIN)
+    view(panel).launch_button.click()
+    assert view(panel).check_button.disabled
+    view(panel).check_button.click()
+    with pytest.raises(ConfigError, match="the panel's last run still goes on"):
+        panel.check()
+    launcher.runs[0].end("finished")
+    press_check(panel)
+    assert len(launcher.checks) == 1
+    assert view(panel).run_box.children == (panel._monitor.widget,)  # the run stays to be seen
+
+
+def test_options_that_can_t_be_are_said_and_nothing_checked(show, launcher):
+    panel = show("x = 1")  # without a function it can be checked, too
+    fill(panel, "num_processes", "many")
+    press_check(panel)
+    assert launcher.checks == []
+    assert "Processes: 'many' can't be" in said(panel)
+    fill(panel, "num_processes", "")
+    press_check(panel)
+    assert len(launcher.checks) == 1
+
+
+def test_a_panel_that_is_closed_stops_its_check(show, launcher):
+    launcher.may_answer.clear()
+    panel = show(TRAIN)
+    view(panel).check_button.click()
+    check = panel._check
+    panel._leave()
+    launcher.may_answer.set()
+    check.thread.join(LIMIT_S)
+    assert launcher.checks[0][1].num_stops == 1
+    assert panel._view is None
+
+
+def test_a_check_before_the_machine_is_known(show, launcher):
+    launcher.may_look.clear()
+    launcher.may_answer.clear()
+    panel = show(TRAIN, looked=False)
+    view(panel).check_button.click()
+    assert said(panel).startswith("Checking: ")
 
 
 # --- nothing is launched ---------------------------------------------------------------------------------------------
@@ -548,7 +679,7 @@ def test_without_a_front_end_the_static_form_alone_is_shown(launcher, monkeypatc
     monkeypatch.delenv("VOILA_BASE_URL", raising=False)
     shell = FakeShell(TRAIN)
     shell.kernel._allow_stdin = False
-    panel = Panel(shell, EntryPoints(launcher.launch, launcher.devices, FakeMonitor))
+    panel = Panel(shell, EntryPoints(launcher.launch, launcher.devices, FakeMonitor, launcher.check))
     panel._ipython_display_()
     assert set(CELLS[0].bundle) == {"text/html", "text/plain"}
     assert "2 processes · CPU (gloo)" in CELLS[0].bundle["text/html"]
