@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
+from pathlib import Path  # noqa: TC003 - typer reads annotations
 from typing import Annotated
 
 import typer
@@ -62,7 +62,7 @@ def merge(
     ] = False,
 ) -> None:
     """Write a model's whole weights from a checkpoint in parts, as transformers reads them; nothing is launched."""
-    from notebook_launcher import merge_checkpoint  # noqa: PLC0415 - it loads torch
+    from notebook_launcher import merge_checkpoint  # it loads torch
 
     try:
         merge_checkpoint(checkpoint, output, model=model, max_shard_size=max_shard_size, safe_serialization=not unsafe)

@@ -21,7 +21,7 @@ from notebook_launcher import (
     ParallelismConfig,
     init_empty_weights,
 )
-from notebook_launcher.runtime import fsdp_options
+from notebook_launcher.core import fsdp_options
 
 GLOBAL_BATCH = 12
 NUM_BATCHES = 10  # groups of 4, 4 and 2
