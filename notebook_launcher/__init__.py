@@ -16,13 +16,13 @@ if TYPE_CHECKING:
         RunTimeoutError,
         WorkerError,
     )
+    from notebook_launcher.core.fsdp_options import FullyShardedDataParallelPlugin
     from notebook_launcher.launcher.accelerate_style import debug_launcher, notebook_launcher
     from notebook_launcher.launcher.launch import launch
     from notebook_launcher.launcher.run import Run
     from notebook_launcher.runtime.accelerator import Accelerator
     from notebook_launcher.runtime.batch_size import find_executable_batch_size
     from notebook_launcher.runtime.estimate import MemoryEstimate, estimate
-    from notebook_launcher.runtime.fsdp_options import FullyShardedDataParallelPlugin
     from notebook_launcher.runtime.gather import (
         broadcast,
         broadcast_object_list,

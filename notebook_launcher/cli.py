@@ -1,16 +1,21 @@
-"""The command ``notebook-launcher``: what this machine has, and whether launching works on it."""
+"""The command ``notebook-launcher``: what this machine has, whether launching works on it, and one whole model."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+<<<<<<< HEAD
 import signal
 from typing import TYPE_CHECKING, Annotated
+=======
+from pathlib import Path  # noqa: TC003 - typer reads annotations
+from typing import Annotated
+>>>>>>> d-rest
 
 import typer
 
 from notebook_launcher.core import config
-from notebook_launcher.core.errors import NotebookLauncherError
+from notebook_launcher.core.errors import CheckpointError, NotebookLauncherError
 from notebook_launcher.launcher import preflight, warm
 from notebook_launcher.launcher.device_table import device_table
 
@@ -64,6 +69,28 @@ def check(
     typer.echo(json.dumps(found.facts(), indent=2) if as_json else str(found))
     if not found.ok:
         raise typer.Exit(1)
+
+
+@app.command()
+def merge(
+    checkpoint: Annotated[Path, typer.Argument(help="Folder of save_state, or of torch's distributed checkpoint.")],
+    output: Annotated[Path, typer.Argument(help="Folder for the weights; it is made where there is none.")],
+    *,
+    model: Annotated[str, typer.Option(help="Name of its files: model_1 is the second that was prepared.")] = "model",
+    max_shard_size: Annotated[str, typer.Option(help="Size that no file is larger than: 500MB, 2GiB.")] = "10GB",
+    unsafe: Annotated[
+        bool,
+        typer.Option("--unsafe-serialization", "--unsafe_serialization", help="As torch.save, not in safetensors."),
+    ] = False,
+) -> None:
+    """Write a model's whole weights from a checkpoint in parts, as transformers reads them; nothing is launched."""
+    from notebook_launcher import merge_checkpoint  # it loads torch
+
+    try:
+        merge_checkpoint(checkpoint, output, model=model, max_shard_size=max_shard_size, safe_serialization=not unsafe)
+    except OSError as error:
+        raise CheckpointError(f"the weights in {checkpoint} could not be written to {output}: {error}") from error
+    typer.echo(f"the weights of {model!r} in {checkpoint} are in {output}")
 
 
 def main() -> None:

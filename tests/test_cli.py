@@ -10,8 +10,11 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import safetensors.torch
+import torch
 from typer.testing import CliRunner
 
+import notebook_launcher
 from notebook_launcher import cli
 from notebook_launcher.core.errors import EngineError
 from notebook_launcher.core.events import DeviceRow
@@ -99,20 +102,69 @@ def test_a_command_that_cannot_begin_ends_with_2_and_a_line(monkeypatch, capsys,
 
 
 @pytest.mark.slow
-def test_neither_command_loads_torch_in_the_process_that_asks():
+def test_no_command_loads_torch_in_the_process_that_asks():
     code = (
         "import sys; from notebook_launcher import cli; from typer.testing import CliRunner\n"
-        "for words in (['devices'], ['test', '--device', 'cpu']):\n"
+        "for words in (['merge', '--help'], ['devices'], ['test', '--device', 'cpu']):\n"
         "    done = CliRunner().invoke(cli.app, words); print(done.exit_code, 'torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.stdout.splitlines() == ["0 False", "0 False"], done.stderr
+    assert done.stdout.splitlines() == ["0 False"] * 3, done.stderr
 
 
 def test_help_names_the_commands():
     text = run("-h").output
-    assert "devices" in text
-    assert "test" in text
+    assert all(word in text for word in ("devices", "test", "merge"))
+
+
+def test_what_is_given_to_merge_is_handed_on(monkeypatch):
+    asked = []
+    monkeypatch.setattr(notebook_launcher, "merge_checkpoint", lambda *given, **options: asked.append((given, options)))
+    done = run("merge", "ck", "out")
+    assert done.exit_code == 0, done.output
+    assert done.output == "the weights of 'model' in ck are in out\n"
+    assert run("merge", "ck", "out", "--model", "model_1", "--max-shard-size", "1GB", "--unsafe_serialization").output
+    folders, whole = (Path("ck"), Path("out")), {"model": "model", "max_shard_size": "10GB", "safe_serialization": True}
+    assert asked == [
+        (folders, whole),
+        (folders, {"model": "model_1", "max_shard_size": "1GB", "safe_serialization": False}),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere", "out"], "nowhere holds no checkpoint: there is no such folder. Name a folder that save_state"),
+        (["ck", "file/out"], "the weights in ck could not be written to file/out: [Errno 20] Not a directory"),
+        (["ck", "ck"], "would replace files of the checkpoint that is there"),
+        (["ck", "out", "--model", "model_1"], "holds no weights of 'model_1' that can be put together"),
+        (["ck", "out", "--max-shard-size", "big"], "max_shard_size='big' is no size; give bytes, or a text such as"),
+    ],
+    ids=range(5),
+)
+def test_merge_says_what_is_wrong_in_a_line(arguments, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    accelerator = notebook_launcher.Accelerator(cpu=True)
+    accelerator.prepare(torch.nn.Linear(2, 2))
+    accelerator.save_state("ck")
+    monkeypatch.setattr("sys.argv", ["notebook-launcher", "merge", *arguments])
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    assert caught.value.code == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert said.count("\n") == 1
+
+
+def test_merged_weights_are_those_that_were_saved(tmp_path):
+    accelerator = notebook_launcher.Accelerator(cpu=True)
+    model = accelerator.prepare(torch.nn.Linear(2, 2))
+    accelerator.save_state(tmp_path / "ck", sharded=True)
+    assert run("merge", str(tmp_path / "ck"), str(tmp_path / "out")).exit_code == 0
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["model.safetensors"]
+    state = safetensors.torch.load_file(tmp_path / "out" / "model.safetensors")
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
 
 
 def test_the_command_is_installed_with_the_package():

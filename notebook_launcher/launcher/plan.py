@@ -8,7 +8,7 @@ import json
 import sys
 from typing import TYPE_CHECKING
 
-from notebook_launcher.core import parallelism
+from notebook_launcher.core import fsdp_options, parallelism
 from notebook_launcher.core.config import snapshot
 from notebook_launcher.core.cores import num_cores
 from notebook_launcher.core.errors import ConfigError
@@ -43,6 +43,7 @@ _DEFAULTS = {  # variables, where nobody has said otherwise
 _VISIBLE = {"cuda": ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"), "xpu": ("ZE_AFFINITY_MASK",)}
 _WHOLE = ("tpu",)  # kinds of which a launch has one device or all
 _ALONE = ("mps",)  # kinds for one process
+_CHECKS = {"fsdp": fsdp_options.check}  # of the strategy's section in a configuration file
 _STRATEGIES = {  # as people write them, where that is not the option's value
     "ddp": "DDP",
     "fsdp": "FSDP",
@@ -263,6 +264,8 @@ def _check_strategy(config: LaunchConfig, device: str, num_local: int) -> None:
             f"strategy={name!r} can't be together with gradient_accumulation_steps={num_steps}: "
             f"{WITHOUT_ACCUMULATION[name]}. Leave it at 1, and give larger batches and more microbatches."
         )
+    if config.strategy in _CHECKS:
+        _CHECKS[config.strategy](config.extra.get(f"{config.strategy}_config"))
     package = PACKAGES.get(config.strategy or "")
     module = (package or "").partition(">")[0]
     if package and importlib.util.find_spec(module) is None:

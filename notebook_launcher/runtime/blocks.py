@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
+from notebook_launcher.core import fsdp_options
 from notebook_launcher.core.registry import unknown_name
-from notebook_launcher.runtime import fsdp_options
 
 if TYPE_CHECKING:
-    from notebook_launcher.runtime.fsdp_options import Settings
+    from notebook_launcher.core.fsdp_options import Settings
 
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict)  # they have no forward of their own, and so nothing to gather for
 

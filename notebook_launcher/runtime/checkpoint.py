@@ -75,6 +75,7 @@ class Checkpoints:
     load_hooks: dict[int, Callable[..., object]] = dataclasses.field(default_factory=collections.OrderedDict)
     _pending: staging.Background | None = None  # the latest save in the background
     _memory: staging.Memory | None = None
+    _guard: staging.Guard = dataclasses.field(default_factory=staging.Guard)
 
     @property
     def writes(self) -> bool:
@@ -110,10 +111,10 @@ class Checkpoints:
         (folder, _, name), ranks = told[0], [state for _, state, _ in told]
         if in_background:
             self._memory = self._memory or staging.Memory()
-            self._memory.reset()
+            self._memory.reset(self._guard.over(self.optimizers, (prepared for _, prepared in self.models)))
         memory = self._memory if in_background else None
         draft = storage.Draft(folder, writes=self.writes, sharded=sharded, memory=memory)
-        begun = staging.Background(draft, self.process.rank)
+        begun = staging.Background(draft, self.process.rank, self._guard)
 
         def write() -> tuple[int, staging.Files]:
             num_models = self._write(draft, ranks, safe=safe)

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import re
 import shutil
 import zlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.core.errors import CheckpointError
+
+fcntl: Any
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -68,7 +73,7 @@ def lock(draft: Path) -> int:
     """Keep other processes from writing into ``draft``, until what is returned is closed or this process ends."""
     descriptor = os.open(draft, os.O_RDONLY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        flock(descriptor)
         is_ours = os.path.samestat(os.fstat(descriptor), draft.stat())
     except OSError as error:
         is_ours = error.errno in {errno.EBADF, errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS}  # no locks there
@@ -81,10 +86,18 @@ def lock(draft: Path) -> int:
     return descriptor
 
 
+def flock(descriptor: int, *, wait: bool = False) -> None:
+    """Lock an open file for oneself, or ``wait`` until nobody has; ``OSError`` where that can't be."""
+    if fcntl is None:
+        raise OSError(errno.ENOTSUP, "this system has no flock")
+    fcntl.flock(descriptor, fcntl.LOCK_SH if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
 def unlock(descriptor: int) -> None:
     """Let others have what ``lock`` gave."""
-    with contextlib.suppress(OSError):
-        fcntl.flock(descriptor, fcntl.LOCK_UN)  # a forked process may hold it too
+    if fcntl is not None:
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # a forked process may hold it too
     os.close(descriptor)
 
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from notebook_launcher.runtime.accumulation import Window
+    from notebook_launcher.runtime.staging import Guard
 
 
 def _plain_step(optimizer: torch.optim.Optimizer, closure: Callable[[], Any] | None) -> Any:
@@ -44,6 +45,7 @@ class PreparedOptimizer(torch.optim.Optimizer):
         self.step_was_skipped = False
         self.window: Window = accumulation.alone  # the group that it acted in last
         self.is_led = False  # the groups of its models say which group it is in
+        self.guard: Guard | None = None  # of its state, which a save in the background copies
         self._accumulation = accumulation
         self._step = step
 
@@ -94,6 +96,7 @@ class PreparedOptimizer(torch.optim.Optimizer):
     @property
     def state(self) -> Any:
         """The optimizer's own state, shared, not copied."""
+        self._settle()
         return self.optimizer.state
 
     @state.setter
@@ -111,11 +114,17 @@ class PreparedOptimizer(torch.optim.Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """The optimizer's."""
+        self._settle()
         return self.optimizer.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Hand on to the optimizer."""
+        self._settle()
         self.optimizer.load_state_dict(state_dict)
+
+    def _settle(self) -> None:
+        if self.guard is not None:
+            self.guard.wait()
 
     def __getattr__(self, name: str) -> Any:
         """What is not ours is the optimizer's: hooks, ``train`` and ``eval`` of schedule-free ones."""

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from notebook_launcher.core import parallelism
 from notebook_launcher.core.errors import ConfigError
+from notebook_launcher.core.fsdp_options import FullyShardedDataParallelPlugin
 from notebook_launcher.core.registry import unknown_name
-from notebook_launcher.runtime.fsdp_options import FullyShardedDataParallelPlugin
 
 if TYPE_CHECKING:
     import datetime as dt

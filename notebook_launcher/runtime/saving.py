@@ -57,10 +57,12 @@ class Saving:
         None, as the strategy is set up. Either can be loaded by any number of processes and by any strategy but
         DeepSpeed's, whose files are its own.
 
-        ``async_``: everything is copied, and a thread writes it while training goes on; the folder is what it was until
-        all is written. ``wait_for_save``, the next ``save_state``, ``load_state`` or ``end_training``, and the end of
-        the process wait for it; there an error is raised. The memory of the copy is kept for the next one. What
-        DeepSpeed and hooks write is written before it returns.
+        ``async_``: a thread writes it while training goes on; the folder is what it was until all is written.
+        ``wait_for_save``, the next ``save_state``, ``load_state`` or ``end_training``, and the end of the process wait
+        for it; there an error is raised. The memory of the copy is kept for the next one. What DeepSpeed and hooks
+        write is written before it returns. Everything is copied before that, but for the state of optimizers on the
+        CPU, for which their next step waits, as does the prepared optimizer's ``state``. Code that holds a tensor of it
+        and changes it sooner has the save fail, or, by its ``.data``, what is saved may be wrong.
         """
         _refuse("save_state", save_kwargs)
         return self._checkpoints.save(output_dir, safe=safe_serialization, sharded=sharded, in_background=async_)

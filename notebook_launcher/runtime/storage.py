@@ -165,6 +165,11 @@ class Draft:
         """Whether there is anything for ``write_kept`` to do."""
         return bool(self._kept)
 
+    def copy_kept(self) -> None:
+        """Finish what was kept, before what is ``guarded`` changes."""
+        if self._memory is not None:
+            self._memory.copy()
+
     def write_kept(self) -> None:
         """Write what was kept."""
         for name, chunks in self._kept:

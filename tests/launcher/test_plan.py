@@ -331,6 +331,27 @@ def test_a_section_for_another_strategy_is_told():
     assert "no effect" not in str(plan(*LAPTOP, device="cpu", strategy="fsdp", extra=section).notes)
 
 
+@pytest.mark.parametrize(
+    ("section", "says"),
+    [
+        (
+            {"fsdp_ofload_params": True},
+            "fsdp_config key 'fsdp_ofload_params' is not known. Did you mean 'fsdp_offload_params'?",
+        ),
+        (
+            {"fsdp_auto_wrap_policy": "SIZE_BASED"},
+            "auto_wrap_policy 'SIZE_BASED' is not known. Did you mean 'SIZE_BASE",
+        ),
+        ({"fsdp_offload_params": "yess"}, "FSDP's cpu_offload='yess' is neither true nor false"),
+        (["fsdp_offload_params"], "fsdp_config=['fsdp_offload_params']: it takes names and values, such as"),
+    ],
+    ids=range(4),
+)
+def test_slips_in_the_section_of_a_strategy_are_found_before_anything_starts(section, says):
+    assert says in refusal(*LAPTOP, strategy="fsdp", extra={"fsdp_config": section})
+    assert plan(*LAPTOP, strategy="ddp", extra={"fsdp_config": section}).worlds, "it has no effect"
+
+
 def test_one_process_is_what_single_takes():
     text = refusal(*LAPTOP, strategy="single", num_processes=3)
     assert "strategy='single' with 3 processes would train 3 models apart" in text

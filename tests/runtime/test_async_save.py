@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from notebook_launcher import Accelerator, CheckpointError, FullyShardedDataParallelPlugin
-from notebook_launcher.runtime import staging, storage
+from notebook_launcher.runtime import folders, staging, storage
 from notebook_launcher.runtime.plugins import ProjectConfiguration
 
 LIMIT_S = 30
@@ -179,11 +179,113 @@ def test_a_rank_that_has_ended_is_not_waited_for(tmp_path):
     draft = storage.Draft(tmp_path / "ck")
     draft.begin()
     (draft.path / ".rank1").touch()  # its lock went with its process
-    begun = staging.Background(draft, 0)
+    begun = staging.Background(draft, 0, staging.Guard())
     begun.start(lambda _: pytest.fail("it was taken for whole"))
     with pytest.raises(CheckpointError, match="on rank1: the process ended before it had written its part"):
         begun.result()
     assert list(tmp_path.iterdir()) == []
+
+
+# --- the optimizer's state is copied by a thread --------------------------------------------------------------------
+
+
+@pytest.fixture
+def copying(monkeypatch):
+    """It is not copied until this is set, or somebody waits for it."""
+    opened = threading.Event()
+
+    def copy(self, original=staging.Memory.copy):
+        assert opened.wait(LIMIT_S)
+        original(self)
+
+    def wait(self, *arguments, original=staging.Guard.wait):
+        if self.copying is not None:
+            opened.set()
+        original(self, *arguments)
+
+    monkeypatch.setattr(staging.Memory, "copy", copy)
+    monkeypatch.setattr(staging.Guard, "wait", wait)
+    yield opened
+    opened.set()
+
+
+def fill(tensors):
+    with torch.no_grad():
+        for tensor in tensors:
+            tensor.fill_(3.0)
+
+
+def moments(run):
+    return [value for one in run.optimizer.state.values() for value in one.values()]
+
+
+CHANGES = {
+    "the prepared optimizer's step": lambda run: run.optimizer.step(),
+    "the given optimizer's step": lambda run: run.optimizer.optimizer.step(),
+    "its state": lambda run: fill(moments(run)),
+    "its state_dict": lambda run: fill(one["momentum_buffer"] for one in run.optimizer.state_dict()["state"].values()),
+    "load_state_dict": lambda run: run.optimizer.load_state_dict(Run(3.0).optimizer.state_dict()),
+    "weights by hand": lambda run: [one.data.clamp_(5.0, 6.0) for one in run.model.parameters()],
+}
+
+
+@pytest.mark.parametrize("way", CHANGES)
+def test_whoever_changes_it_waits_for_the_copy(tmp_path, copying, way):
+    run = Run(1.0)
+    run.accelerator.save_state(tmp_path / "first", async_=True)  # the second uses its memory again
+    copying.set()
+    run.accelerator.wait_for_save()
+    run.set(2.0)
+    copying.clear()
+    run.accelerator.save_state(tmp_path / "ck", async_=True)
+    run.model(torch.ones(1, 8)).sum().backward()
+    CHANGES[way](run)
+    assert copying.is_set() == (way != "weights by hand")
+    copying.set()
+    run.accelerator.wait_for_save()
+    assert loaded(tmp_path / "ck") == 2.0
+
+
+def test_a_change_that_can_t_wait_makes_no_checkpoint(tmp_path, copying):
+    run = Run(1.0)
+    run.accelerator.save_state(tmp_path / "ck")
+    run.set(2.0)
+    held = moments(run)
+    copying.clear()
+    run.accelerator.save_state(tmp_path / "ck", async_=True)
+    fill(held)
+    copying.set()
+    message = "as it was before: the state of an optimizer was changed while it was copied, by other code than its step"
+    with pytest.raises(CheckpointError, match=message):
+        run.accelerator.wait_for_save()
+    assert loaded(tmp_path / "ck") == 1.0
+
+
+def no_hooks(self, closure=None):
+    for one in self.state.values():
+        one["momentum_buffer"].add_(1.0)
+
+
+def remember_weights(self, closure=None):
+    for parameter in self.param_groups[0]["params"]:
+        self.state[parameter]["momentum_buffer"] = parameter.data
+
+
+@pytest.mark.parametrize("step", [no_hooks, remember_weights])
+def test_what_may_change_outside_of_a_step_is_copied_at_once(tmp_path, copying, step):
+    run = Run(1.0)
+    kind = type("Odd", (torch.optim.SGD,), {"step": step})
+    run.optimizer.optimizer.__class__ = kind
+    run.optimizer.step()  # not called by __init__, torch has put no hooks around it
+    kind.step.hooked = step is remember_weights
+    run.set(2.0)
+    copying.clear()
+    run.accelerator.save_state(tmp_path / "ck", async_=True)
+    run.optimizer.optimizer.step() if step is no_hooks else [one.data.fill_(3.0) for one in run.model.parameters()]
+    assert not copying.is_set()
+    copying.set()
+    run.accelerator.wait_for_save()
+    assert loaded(tmp_path / "ck") == 2.0
 
 
 # --- on ranks --------------------------------------------------------------------------------------------------------
@@ -254,14 +356,46 @@ accelerator.save_state(sys.argv[1], async_=True)
 """
 
 
-def test_a_script_ends_when_all_is_written(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(tmp_path / "ck")],
+def script(text, *arguments):
+    return subprocess.run(
+        [sys.executable, "-c", text, *map(str, arguments)],
         check=True,
         capture_output=True,
         text=True,
         cwd=Path(__file__).parents[2],
         timeout=60,
     )
-    assert done.stderr == ""
+
+
+def test_a_script_ends_when_all_is_written(tmp_path):
+    assert script(SCRIPT, tmp_path / "ck").stderr == ""
     assert storage.checked(tmp_path / "ck")["counts"]["models"] == 1
+
+
+WITHOUT_LOCKS = f"""
+import mmap, sys
+sys.modules["fcntl"] = None  # as on Windows
+import torch
+del mmap.MAP_PRIVATE
+{SCRIPT}
+accelerator.wait_for_save()
+accelerator.save_state(sys.argv[1])
+accelerator.load_state(sys.argv[1])
+"""
+
+
+def test_a_system_without_flock_saves_too(tmp_path):
+    assert script(WITHOUT_LOCKS, tmp_path / "ck").stderr == ""
+    assert storage.checked(tmp_path / "ck")["counts"]["models"] == 1
+
+
+def test_where_ranks_can_t_tell_one_another_that_they_write_it_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(folders, "fcntl", None)
+    draft = storage.Draft(tmp_path, writes=False, memory=staging.Memory())
+    draft.put("part", [b"1"])
+    draft.path.mkdir()
+    begun = staging.Background(draft, 1, staging.Guard())
+    with pytest.raises(CheckpointError, match=r"a file system with locks.*this system has no flock; leave it out"):
+        begun.claim()
+    begun.give_up()
+    assert (draft.path / ".rank1").exists()

@@ -18,21 +18,21 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from torch.distributed.tensor import DTensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from notebook_launcher.core import fsdp_options
 from notebook_launcher.core.errors import ConfigError
+from notebook_launcher.core.fsdp_options import FullyShardedDataParallelPlugin
 from notebook_launcher.core.registry import unknown_name
 from notebook_launcher.runtime import (
     agreement,
     blocks,
     clipping,
     fingerprints,
-    fsdp_options,
     gather,
     holdings,
     mesh,
     models,
     shards,
 )
-from notebook_launcher.runtime.fsdp_options import FullyShardedDataParallelPlugin
 from notebook_launcher.runtime.plugins import ParallelismConfig
 from notebook_launcher.runtime.strategies import single
 
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 
     from torch.distributed.device_mesh import DeviceMesh
 
+    from notebook_launcher.core.fsdp_options import Settings
     from notebook_launcher.core.world import World
-    from notebook_launcher.runtime.fsdp_options import Settings
     from notebook_launcher.runtime.plugins import Keywords
     from notebook_launcher.runtime.process import Process
     from notebook_launcher.runtime.storage import Draft

@@ -21,7 +21,7 @@ from notebook_launcher import (
     ParallelismConfig,
     init_empty_weights,
 )
-from notebook_launcher.runtime import fsdp_options
+from notebook_launcher.core import fsdp_options
 
 pytestmark = pytest.mark.slow  # together
 

@@ -1,6 +1,7 @@
 """What FSDP is told: ``FullyShardedDataParallelPlugin``, Accelerate's ``fsdp_config`` and its variables ``FSDP_...``.
 
-There is one FSDP here, the second. What the first alone has is translated, or named in a warning.
+There is one FSDP here, the second. What the first alone has is translated, or named in a warning. The launcher looks for
+slips in the section before anything starts.
 """
 
 from __future__ import annotations
@@ -91,6 +92,17 @@ def settings(plugin: FullyShardedDataParallelPlugin, section: str | None) -> Set
     """
     told = _told(plugin, json.loads(section) if section else {})
     _warn(told)
+    return _settings(told)
+
+
+def check(section: Any) -> None:
+    """Raise ``ConfigError`` for an unknown name or value in ``section``, an ``fsdp_config``."""
+    if not isinstance(section, dict | None):
+        raise ConfigError(f"fsdp_config={section!r}: it takes names and values, such as fsdp_offload_params: true")
+    _settings(_told(FullyShardedDataParallelPlugin(), section or {}))
+
+
+def _settings(told: Mapping[str, Any]) -> Settings:
     sharding = told["sharding_strategy"]
     reshard = told["reshard_after_forward"]
     if isinstance(reshard, str) and reshard.lower() not in _BOOLS:  # Accelerate's, for the first FSDP
