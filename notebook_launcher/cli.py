@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-<<<<<<< HEAD
 import signal
-from typing import TYPE_CHECKING, Annotated
-=======
 from pathlib import Path  # noqa: TC003 - typer reads annotations
-from typing import Annotated
->>>>>>> d-rest
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -86,10 +82,12 @@ def merge(
     """Write a model's whole weights from a checkpoint in parts, as transformers reads them; nothing is launched."""
     from notebook_launcher import merge_checkpoint  # it loads torch
 
-    try:
-        merge_checkpoint(checkpoint, output, model=model, max_shard_size=max_shard_size, safe_serialization=not unsafe)
-    except OSError as error:
-        raise CheckpointError(f"the weights in {checkpoint} could not be written to {output}: {error}") from error
+    written: dict[str, Any] = {"max_shard_size": max_shard_size, "safe_serialization": not unsafe}
+    with _interruptible():
+        try:
+            merge_checkpoint(checkpoint, output, model=model, **written)
+        except OSError as error:
+            raise CheckpointError(f"the weights in {checkpoint} could not be written to {output}: {error}") from error
     typer.echo(f"the weights of {model!r} in {checkpoint} are in {output}")
 
 
