@@ -65,7 +65,7 @@ def pytest(python: Path) -> bool:
 
 def slow(python: Path) -> bool:
     """The tests that take long: every strategy against plain torch, notebooks, the browser, installing."""
-    return run([python, "-m", "pytest", "-n", "2", "--dist", "worksteal", "-m", "slow"])
+    return run([python, "-m", "pytest", "-n", "2", "--dist", "loadfile", "-m", "slow"])
 
 
 def oldest(_: Path) -> bool:

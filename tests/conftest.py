@@ -59,10 +59,12 @@ def kernel(tmp_path):
 
 
 def pytest_collection_modifyitems(items):
-    """A test that asks for a kernel has the marker that says so."""
+    """A test that asks for a kernel has the marker that says so; one that is slow, more time."""
     for item in items:
         if "kernel" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.kernel)
+        if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(300))
         if item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skipif(not _has_cuda(), reason="no CUDA device"))
 

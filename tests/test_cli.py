@@ -142,7 +142,7 @@ def test_what_is_given_to_merge_is_handed_on(monkeypatch):
     ],
     ids=range(5),
 )
-def test_merge_says_what_is_wrong_in_a_line(arguments, message, tmp_path, monkeypatch, capsys):
+def test_merge_says_what_is_wrong_in_a_line(arguments, message, tmp_path, monkeypatch, capsys, signals):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").touch()
     accelerator = notebook_launcher.Accelerator(cpu=True)

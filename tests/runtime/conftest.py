@@ -1,5 +1,6 @@
 """``on_ranks``: run a function of the test module on several processes, and get back what each returned."""
 
+import functools
 import os
 
 import pytest
@@ -7,10 +8,15 @@ import torch
 
 from notebook_launcher import launch
 
+# Each within its test's own. Only what hangs needs that long, or many ranks on few cores that are busy.
+_LIMIT_S, _SLOW_LIMIT_S = 100, 240
 
-def run_on_ranks(function, *args, num_processes=2, **options):
+
+def run_on_ranks(function, *args, num_processes=2, timeout_s=_LIMIT_S, **options):
     """Each rank's result, by rank; what a rank raised is raised here."""
-    return list(launch(function, args, num_processes=num_processes, device="cpu", timeout_s=60, **options).results)
+    return list(
+        launch(function, args, num_processes=num_processes, device="cpu", timeout_s=timeout_s, **options).results
+    )
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -23,6 +29,7 @@ def _torch_has_set_its_variables():
 
 
 @pytest.fixture
-def on_ranks():
+def on_ranks(request):
     """``run_on_ranks``: a test takes it as a fixture, so that what stands behind it can be changed in one place."""
-    return run_on_ranks
+    limit_s = _SLOW_LIMIT_S if request.node.get_closest_marker("slow") else _LIMIT_S
+    return functools.partial(run_on_ranks, timeout_s=limit_s)
