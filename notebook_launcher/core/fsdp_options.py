@@ -1,7 +1,7 @@
 """What FSDP is told: ``FullyShardedDataParallelPlugin``, Accelerate's ``fsdp_config`` and its variables ``FSDP_...``.
 
-There is one FSDP here, the second. What the first alone has is translated, or named in a warning. The launcher looks for
-slips in the section before anything starts.
+There is one FSDP here, the second. What the first alone has is translated, or named in a warning. The launcher looks
+for slips in the section before anything starts.
 """
 
 from __future__ import annotations
