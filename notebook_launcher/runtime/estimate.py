@@ -60,8 +60,9 @@ def estimate(
 
     ``model`` may be on "meta" (``init_empty_weights``), where it takes no memory itself. ``optimizer`` is one made of
     its parameters, a class, or the name of one of torch's. ``plugins`` are those of ``Accelerator``: ``fsdp_plugin``,
-    ``deepspeed_plugin``, ``parallelism_config``; what they offload counts too. Not in it: activations, what is gathered
-    or exchanged at the moment, and what torch itself takes.
+    ``deepspeed_plugin``, ``parallelism_config``, ``pipeline_plugin``; what they offload counts too. Not in it:
+    activations, what is gathered or exchanged at the moment, and what torch itself takes. A model that a pipeline's
+    stages are traced from needs its values.
 
     Raises ``ConfigError`` for what ``Accelerator`` refuses, and for an optimizer that can't be made.
     """
@@ -69,18 +70,24 @@ def estimate(
     world = World(world_size=num_processes, strategy=strategy, mixed_precision=mixed_precision)
     world = options.with_plugins(world, keywords, **plugins)
     name = world.strategy or "ddp"
-    held = getattr(STRATEGIES.load(name), "held", None)
-    if held is None:
+    kind = STRATEGIES.load(name)
+    if not hasattr(kind, "held"):
         raise ConfigError(f"estimate can't say what strategy={name!r} keeps on each rank")
-    parts: list[Held] = list(held(model, world, keywords))
-    buffers = sum({id(one): one.nbytes for one in model.buffers()}.values())
-    return MemoryEstimate(
-        weights=buffers + sum(one.weights for one in parts),
-        gradients=sum(one.gradients for one in parts),
-        optimizer_state=sum(one.masters for one in parts) + _state(optimizer, parts),
-        strategy=name,
-        num_processes=num_processes,
-    )
+    modules = kind.divide(model, world, keywords) if hasattr(kind, "divide") else [model]  # ranks with other modules
+    found = []
+    for module in modules:
+        parts: list[Held] = list(kind.held(module, world, keywords))
+        buffers = sum({id(one): one.nbytes for one in module.buffers()}.values())
+        found.append(
+            MemoryEstimate(
+                weights=buffers + sum(one.weights for one in parts),
+                gradients=sum(one.gradients for one in parts),
+                optimizer_state=sum(one.masters for one in parts) + _state(optimizer, parts),
+                strategy=name,
+                num_processes=num_processes,
+            )
+        )
+    return max(found, key=lambda one: one.total)
 
 
 def _state(optimizer: Any, parts: Sequence[Held]) -> int:

@@ -131,6 +131,11 @@ def _traced(model: nn.Module, begins: Sequence[str], example: tuple[Any, ...]) -
     from torch.distributed.pipelining import SplitPoint, pipeline
 
     kind = type(model).__name__
+    if any(one.is_meta for one in model.parameters()):
+        raise ConfigError(
+            f"the {kind} is on 'meta', and torch traces only a model with values: make it outside init_empty_weights, "
+            "or an nn.Sequential, which need not be traced"
+        )
     known = {name for name, _ in model.named_modules()}
     unknown = [name for name in begins if name not in known]
     if unknown:

@@ -13,6 +13,7 @@ from notebook_launcher import (
     DeepSpeedPlugin,
     FullyShardedDataParallelPlugin,
     ParallelismConfig,
+    PipelineParallelPlugin,
     estimate,
     init_empty_weights,
 )
@@ -45,6 +46,28 @@ class Net(nn.Module):
         return self.frozen(self.block(x)) * self.scale
 
 
+def chain():
+    """For pipelines: stages of different sizes, a frozen layer, a buffer."""
+    layers = [nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 50), nn.Linear(50, 300), nn.Linear(300, WIDTH)]
+    layers[2].requires_grad_(requires_grad=False)
+    layers[4].register_buffer("scale", torch.ones(1000))
+    return nn.Sequential(*layers)
+
+
+class Traced(nn.Module):
+    """A chain that is no ``nn.Sequential``."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(chain())
+        del self.layers[4].scale  # which tracing drops: nothing uses it
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
 class EightBit(torch.optim.Optimizer):
     """Whose state is of other types and shapes than its parameters."""
 
@@ -70,16 +93,16 @@ def optimizer_of(model, kind):
 def num_bytes(tensors):
     """Of their storages, each counted once."""
     local = [one.to_local() if hasattr(one, "to_local") else one for one in tensors if one is not None]
+    local = [one for one in local if not one.is_meta]  # another rank's
     storages = {one.untyped_storage()._cdata: one.untyped_storage().nbytes() for one in local}
     return sum(storages.values())
 
 
-def held(accelerator, kind):
+def held(accelerator, kind, model):
     """Bytes of this rank after a step and another backward."""
-    model = Net()
     model, optimizer = accelerator.prepare(model, optimizer_of(model, kind))
     for is_last in (False, True):
-        accelerator.backward(model(torch.ones(2, WIDTH)).sum())
+        accelerator.pipeline_step(torch.ones(2, WIDTH), None)
         if not is_last:
             optimizer.step()
             optimizer.zero_grad()
@@ -100,6 +123,18 @@ def held(accelerator, kind):
     return num_bytes([*parameters, *model.buffers()]), num_bytes(gradients), num_bytes(state)
 
 
+def total(outputs, _):
+    return outputs.sum()
+
+
+def pipeline(**options):
+    return PipelineParallelPlugin(loss_fn=total, **options)
+
+
+def model_of(name):
+    return chain() if name in PIPELINES else Net()
+
+
 Fsdp = FullyShardedDataParallelPlugin
 CASES = {
     "ddp": (2, {"strategy": "ddp"}, "AdamW"),
@@ -114,6 +149,14 @@ CASES = {
     "tp": (2, {"parallelism_config": ParallelismConfig(tp_size=2)}, "AdamW"),
     "tp x fsdp": (4, {"parallelism_config": ParallelismConfig(tp_size=2, dp_shard_size=2)}, "AdamW"),
 }
+PIPELINES = {
+    "pp": (2, {"parallelism_config": ParallelismConfig(pp_size=2)}, "AdamW"),
+    "pp, interleaved": (2, {"strategy": "pp", "pipeline_plugin": pipeline(schedule="interleaved1f1b")}, "groups"),
+    "pp, cut by name": (2, {"strategy": "pp", "pipeline_plugin": pipeline(split_points=["3"])}, "EightBit"),
+    "pp x fsdp": (4, {"parallelism_config": ParallelismConfig(pp_size=2, dp_shard_size=2)}, "AdamW"),
+    "pp x ddp": (4, {"parallelism_config": ParallelismConfig(pp_size=2, dp_replicate_size=2)}, "AdamW"),
+}
+CASES |= PIPELINES
 ZERO = {
     "zero 0": (2, {"deepspeed_plugin": DeepSpeedPlugin(zero_stage=0)}, "AdamW"),
     **{
@@ -145,8 +188,10 @@ ZERO = {
 def measured(cases):
     found = {}
     for name, (_, options, kind) in cases.items():
-        chosen = {key: value for key, value in options.items() if key != "strategy"}
-        found[name] = held(Accelerator(cpu=True, **chosen), kind)
+        chosen = {"pipeline_plugin": pipeline(), **options}
+        if chosen.pop("strategy", None) == "pp":
+            chosen["parallelism_config"] = ParallelismConfig(pp_size=2)
+        found[name] = held(Accelerator(cpu=True, **chosen), kind, model_of(name))
     return found
 
 
@@ -161,7 +206,7 @@ def largest(on_ranks, num_processes, is_zero):
 def test_it_is_within_five_percent_of_what_ranks_hold(name, on_ranks):
     num_processes, options, kind = {**CASES, **ZERO}[name]
     with init_empty_weights():
-        model = Net()
+        model = model_of(name)
     got = estimate(model, optimizer_of(model, kind), num_processes=num_processes, **options)
     expected = largest(on_ranks, num_processes, name in ZERO)[name]
     assert [getattr(got, part) for part in PARTS] == pytest.approx(expected, rel=0.05), (name, got)
@@ -175,6 +220,17 @@ def test_optimizers_may_be_classes_and_names():
     assert estimate(model, "adamw") == estimate(model, torch.optim.AdamW) == estimate(model) == by_instance
     assert estimate(model, "SGD").optimizer_state == 0
     assert estimate(model, EightBit).optimizer_state < by_instance.optimizer_state / 7
+
+
+def test_a_pipeline_that_is_traced_is_like_one_of_modules():
+    plugin = pipeline(split_points=["layers.3"], example=torch.ones(1, WIDTH))
+    model = Traced()
+    as_modules = estimate(nn.Sequential(*model.layers), pipeline_plugin=pipeline(split_points=["3"]), strategy="pp")
+    assert estimate(model, torch.optim.AdamW(model.parameters()), "pp", pipeline_plugin=plugin) == as_modules
+    with init_empty_weights():
+        model = Traced()
+    with pytest.raises(ConfigError, match="the Traced is on 'meta', and torch traces only a model with values"):
+        estimate(model, strategy="pp", pipeline_plugin=plugin)
 
 
 def test_an_optimizer_that_looks_at_values_is_tried_with_real_ones():
@@ -207,7 +263,7 @@ def test_its_text_is_for_people():
         ({"parallelism_config": ParallelismConfig(dp_shard_size=3)}, "dp_shard 3 = 3, and the run has 2 processes"),
         (
             {"parallelism_config": ParallelismConfig(pp_size=2)},
-            "estimate can't say what strategy='pp' keeps on each rank",
+            "strategy='pp' cuts an nn.Sequential between its modules, and Net is none",
         ),
         ({"strategy": "spmd_fsdp"}, "estimate can't say what strategy='spmd_fsdp' keeps on each rank"),
     ],

@@ -50,6 +50,14 @@ if TYPE_CHECKING:
 _TRAVELLING_BYTES = 1 << 26  # of values on their way at a time
 
 
+def held_of(num_parts: int, model: nn.Module, world: World, keywords: Keywords) -> Iterator[holdings.Held]:
+    """One of so many parts of every parameter but those that are ignored."""
+    chosen = fsdp_options.settings(keywords[FullyShardedDataParallelPlugin], world.strategy_config)
+    ignored = {id(one) for part in chosen.ignored for one in part.parameters()}
+    for one in model.parameters():
+        yield holdings.of(one, *([] if id(one) in ignored else [(0, num_parts)]))
+
+
 class _Syncing:
     """Whether backward exchanges a model's gradients, for as long as the context lasts; made once, entered often."""
 
@@ -225,11 +233,9 @@ class FullySharded:
     @staticmethod
     def held(model: nn.Module, world: World, keywords: Keywords) -> Iterator[holdings.Held]:
         """A part of every parameter but those that are ignored."""
-        chosen = fsdp_options.settings(keywords[FullyShardedDataParallelPlugin], world.strategy_config)
-        ignored = {id(one) for part in chosen.ignored for one in part.parameters()}
-        num_parts = keywords[ParallelismConfig].sizes(world.world_size, "dp_shard")["dp_shard"]
-        for one in model.parameters():
-            yield holdings.of(one, *([] if id(one) in ignored else [(0, num_parts)]))
+        return held_of(
+            keywords[ParallelismConfig].sizes(world.world_size, "dp_shard")["dp_shard"], model, world, keywords
+        )
 
     # --- gradients ---------------------------------------------------------------------------------------------------
 

@@ -21,8 +21,10 @@ from notebook_launcher.runtime.plugins import ParallelismConfig, PipelineParalle
 from notebook_launcher.runtime.strategies import fsdp, single
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from notebook_launcher.core.world import World
+    from notebook_launcher.runtime import holdings
     from notebook_launcher.runtime.plugins import Keywords
     from notebook_launcher.runtime.process import Process
     from notebook_launcher.runtime.storage import Draft
@@ -81,9 +83,8 @@ class Pipeline:
                 "mixed_precision='fp16' scales losses by what all gradients look like, and strategy='pp' has them on "
                 "several ranks: use mixed_precision='bf16'"
             )
-        ranks, num_stages = self._ranks, self._num_stages()
-        bodies = pipelining.cut(inner, num_stages, self._plugin.split_points, self._plugin.example)
-        _refuse_tied(inner, bodies)
+        ranks, bodies = self._ranks, _cut(inner, self._ranks.size, self._plugin)
+        num_stages = len(bodies)
         own = range(ranks.place, num_stages, ranks.size)
         kept = {id(one) for number in own for one in (*bodies[number].parameters(), *bodies[number].buffers())}
         before = dict(inner.named_parameters(remove_duplicate=False))
@@ -109,24 +110,18 @@ class Pipeline:
                 places.setdefault(name, number % ranks.size)
         return stages.PipelinedModel(model, mine, num_stages, ranks, self._plugin)
 
-    def _num_stages(self) -> int:
-        plugin, size = self._plugin, self._ranks.size
-        is_interleaved, is_1f1b = plugin.schedule == "interleaved1f1b", plugin.schedule == "1f1b"
-        given = None if plugin.split_points is None else len(plugin.split_points) + 1
-        num_stages = given if is_interleaved and given else size * (2 if is_interleaved else 1)
-        if num_stages % size or (is_interleaved and num_stages < 2 * size):
-            raise ConfigError(
-                f"split_points={list(plugin.split_points or ())} make {num_stages} stages, and "
-                f"schedule='interleaved1f1b' on {size} ranks takes 2 or more for each: {2 * size}, {3 * size} ..."
-            )
-        count = stages.num_microbatches(plugin, num_stages)
-        if (is_1f1b and count < num_stages) or not stages.is_valid(plugin.schedule, count, size):
-            way = "at least as many as stages" if is_1f1b else "a multiple of the ranks, or fewer"
-            raise ConfigError(
-                f"num_microbatches={count} does not go with schedule={plugin.schedule!r} and {num_stages} stages on "
-                f"{size} ranks: it takes {way}"
-            )
-        return num_stages
+    @staticmethod
+    def divide(model: nn.Module, world: World, keywords: Keywords) -> list[nn.Module]:
+        """What each rank of a pipeline has of ``model``, which may be on "meta" where it need not be traced."""
+        size = keywords[ParallelismConfig].sizes(world.world_size, "pp")["pp"]
+        bodies = _cut(model, size, keywords[PipelineParallelPlugin])
+        return [nn.ModuleList(bodies[place::size]) for place in range(size)]
+
+    @staticmethod
+    def held(model: nn.Module, world: World, keywords: Keywords) -> Iterator[holdings.Held]:
+        """All parameters of a rank's stages, or a part of them."""
+        num_parts = keywords[ParallelismConfig].sizes(world.world_size, "pp")["dp_shard"]
+        return fsdp.held_of(num_parts, model, world, keywords)
 
     def _settle(self, roots: Sequence[nn.Module], kept: set[int], *, has_values: bool) -> None:
         """Rank 0's values in what is ``kept``, by identity, unless they are there; everything else on "meta"."""
@@ -263,6 +258,33 @@ def _no_accumulation() -> ConfigError:
         "within a pipeline_step, over PipelineParallelPlugin(num_microbatches=...). Leave gradient_accumulation_steps "
         "at 1, and give larger batches and more microbatches."
     )
+
+
+def _cut(model: nn.Module, num_ranks: int, plugin: PipelineParallelPlugin) -> list[nn.Module]:
+    """The stages of ``model``; raises ``ConfigError`` for options that don't fit it or one another."""
+    num_stages = _num_stages(num_ranks, plugin)
+    bodies = pipelining.cut(model, num_stages, plugin.split_points, plugin.example)
+    _refuse_tied(model, bodies)
+    return bodies
+
+
+def _num_stages(size: int, plugin: PipelineParallelPlugin) -> int:
+    is_interleaved, is_1f1b = plugin.schedule == "interleaved1f1b", plugin.schedule == "1f1b"
+    given = None if plugin.split_points is None else len(plugin.split_points) + 1
+    num_stages = given if is_interleaved and given else size * (2 if is_interleaved else 1)
+    if num_stages % size or (is_interleaved and num_stages < 2 * size):
+        raise ConfigError(
+            f"split_points={list(plugin.split_points or ())} make {num_stages} stages, and "
+            f"schedule='interleaved1f1b' on {size} ranks takes 2 or more for each: {2 * size}, {3 * size} ..."
+        )
+    count = stages.num_microbatches(plugin, num_stages)
+    if (is_1f1b and count < num_stages) or not stages.is_valid(plugin.schedule, count, size):
+        way = "at least as many as stages" if is_1f1b else "a multiple of the ranks, or fewer"
+        raise ConfigError(
+            f"num_microbatches={count} does not go with schedule={plugin.schedule!r} and {num_stages} stages on "
+            f"{size} ranks: it takes {way}"
+        )
+    return num_stages
 
 
 def _put_back(body: nn.Module, model: nn.Module) -> None:
