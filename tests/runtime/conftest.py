@@ -19,6 +19,10 @@ def run_on_ranks(function, *args, num_processes=2, timeout_s=_LIMIT_S, **options
     )
 
 
+# The same object for each test: files remember by it what it has given.
+run_slowly_on_ranks = functools.partial(run_on_ranks, timeout_s=_SLOW_LIMIT_S)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _torch_has_set_its_variables():
     parameter = torch.zeros(1, requires_grad=True)
@@ -31,5 +35,4 @@ def _torch_has_set_its_variables():
 @pytest.fixture
 def on_ranks(request):
     """``run_on_ranks``: a test takes it as a fixture, so that what stands behind it can be changed in one place."""
-    limit_s = _SLOW_LIMIT_S if request.node.get_closest_marker("slow") else _LIMIT_S
-    return functools.partial(run_on_ranks, timeout_s=limit_s)
+    return run_slowly_on_ranks if request.node.get_closest_marker("slow") else run_on_ranks
