@@ -89,6 +89,7 @@ class LiveView:
         for toggle in (self.log_scale, self.hold):
             toggle.observe(self._chosen, "value")
         self._panes = [Pane(clock, bytes_per_s=_OUTPUT_BYTES_PER_S) for _ in range(self._num_panes)]
+        self._looked_at = 0  # the rank whose output was in front when it was last painted
         self._is_chosen = False  # whether a person has said whose output is in front
         self._picker, output = self._output_box()
         controls = [self.stop_button, self.log_scale, self.hold]
@@ -185,7 +186,9 @@ class LiveView:
         written.is_cut = not (ended or holds or is_calm)
         num_lines = (_LINES_OF_FLOOD if in_front else _LINES_BEHIND) if written.is_cut else monitor_html.LAST_LINES
         key = (rank, row.num_lines, tuple(log.live(rank)), num_lines, row.log_path)
-        pane.offer(key, lambda: _output(row, log, num_lines), at_once=at_once or holds)
+        turned_to = in_front and rank != self._looked_at
+        pane.offer(key, lambda: _output(row, log, num_lines), at_once=at_once or holds or turned_to)
+        self._looked_at = rank if in_front else self._looked_at
 
     @property
     def _pace_behind(self) -> tuple[float, float]:

@@ -142,6 +142,21 @@ def test_a_tab_behind_shows_the_end_while_its_rank_goes_on_and_all_when_it_is_ca
     view.close()
 
 
+def test_the_output_that_a_person_turns_to_is_as_it_is_now(clock):
+    watched = Watched().writes(1, "one\n")
+    view, paint = live_view(watched, clock)
+    paint()
+    watched.writes(1, "two\n")
+    clock.now_s += 0.2
+    paint()
+    tabs = view.box.children[-2]
+    assert "two" not in tabs.children[1].value  # nobody looks
+    tabs.selected_index = 1
+    paint()
+    assert "two" in tabs.children[1].value
+    view.close()
+
+
 def test_of_a_flood_the_end_is_shown_and_all_when_it_is_held_or_calm(clock):
     watched = Watched()
     view, paint = live_view(watched, clock)
