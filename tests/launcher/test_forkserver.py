@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import textwrap
 import time
 
 import psutil
@@ -458,3 +459,26 @@ def test_what_the_server_itself_has_started_goes_on(start, module):
     assert process.is_running()
     assert process.status() != psutil.STATUS_ZOMBIE
     process.kill()
+
+
+# --- without torch ----------------------------------------------------------------------------------------------------
+
+
+def test_neither_a_server_nor_a_rank_loads_torch_for_a_function_that_does_not(start):
+    rank = RealRank(start(*WITHOUT_TORCH).fork(), "import sys\n'torch' in sys.modules")
+    assert rank.result() is False
+    rank.leave()
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+def test_a_function_that_loads_torch_itself_meets_where_its_run_does(start, fresh):
+    source = """
+    import sys
+    import torch.distributed as dist
+    from torch.distributed.rendezvous import _rendezvous_handlers as handlers
+    dist.init_process_group("gloo")
+    (type(handlers["env"]).__name__, dist.get_world_size(), [f for f in sys.meta_path if type(f).__name__ == "_AtImport"])
+    """
+    rank = RealRank(start(*WITHOUT_TORCH).fork(fresh=fresh), textwrap.dedent(source))
+    assert rank.result() == ("Meeting", 1, [])
+    rank.leave()
