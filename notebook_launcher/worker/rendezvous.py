@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import _thread
 import importlib
-import importlib.util
 import select
 import sys
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlparse
 
 from notebook_launcher.core.config import snapshot
+from notebook_launcher.worker import at_import
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from importlib.machinery import ModuleSpec
 
     from notebook_launcher.core.world import World
 
@@ -55,43 +55,14 @@ def lead_to(world: World) -> None:
     own port waits for a server that nobody is. It also gives a second ``init_process_group`` the first one's keys.
     """
     if "torch" in sys.modules:
-        _enter(importlib.import_module(_TORCHS), world)
-    else:
-        _enter_once_loaded(world)  # not loaded for this: a function without torch would wait seconds for it
+        importlib.import_module(_TORCHS)  # now, which a worker that stands by has done in time
+    at_import.once_loaded(_TORCHS, partial(_enter, world))
 
 
-def _enter(module: Any, world: World) -> None:
+def _enter(world: World, module: Any) -> None:
     handlers = module._rendezvous_handlers  # noqa: SLF001 - "env" is taken, so that registering it is refused
     own = handlers["env"]
     handlers["env"] = Meeting(world, own.otherwise if isinstance(own, Meeting) else own)  # a rehearsal's goes
-
-
-def _enter_once_loaded(world: World) -> None:
-    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _AtImport)]  # a rehearsal's goes
-    sys.meta_path.insert(0, _AtImport(world))
-
-
-class _AtImport:
-    """Finds torch's module of rendezvous handlers as the other finders do, and enters this run's as it is loaded."""
-
-    def __init__(self, world: World) -> None:
-        self._world = world
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:  # noqa: ARG002 - Python's
-        if name != _TORCHS:
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
-        loader: Any = None if spec is None else spec.loader
-        if loader is not None:
-            load = loader.exec_module
-
-            def load_and_enter(module: Any) -> None:
-                load(module)
-                _enter(module, self._world)
-
-            loader.exec_module = load_and_enter  # each module has a loader of its own
-        return spec
 
 
 class Meeting:

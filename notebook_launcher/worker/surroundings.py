@@ -8,11 +8,12 @@ import os
 import random
 import socket
 import sys
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from notebook_launcher.core import sources
 from notebook_launcher.core.config import snapshot
-from notebook_launcher.worker import collectives, xla
+from notebook_launcher.worker import at_import, collectives, xla
 
 if TYPE_CHECKING:
     from notebook_launcher.core.events import Surroundings
@@ -120,9 +121,16 @@ def _seed(seed: int | None) -> None:
         return
     _seeded_pid = os.getpid()
     random.seed(seed)
-    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
-    if numpy is not None:
-        # The legacy generator is what user code draws from. By None it would be seeded too, at ten times the cost.
-        numpy.random.seed(int.from_bytes(os.urandom(4), "big") if seed is None else seed % 2**32)
-    if torch is not None:
-        torch.default_generator.seed() if seed is None else torch.manual_seed(seed)
+    # Those that are not loaded yet begin with what the system draws, and need no seed but a given one.
+    for name, sow in (("numpy", _seed_numpy), ("torch", _seed_torch)):
+        if seed is not None or name in sys.modules:
+            at_import.once_loaded(name, partial(sow, seed))
+
+
+def _seed_numpy(seed: int | None, numpy: Any) -> None:
+    # The legacy generator is what user code draws from. By None it would be seeded too, at ten times the cost.
+    numpy.random.seed(int.from_bytes(os.urandom(4), "big") if seed is None else seed % 2**32)
+
+
+def _seed_torch(seed: int | None, torch: Any) -> None:
+    torch.default_generator.seed() if seed is None else torch.manual_seed(seed)

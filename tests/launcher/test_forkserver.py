@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import errno
 import os
+import random
 import select
 import signal
 import subprocess
 import sys
 import textwrap
-import textwrap
 import time
 
+import numpy as np
 import psutil
 import pytest
 from real_rank import LIMIT_S, WITHOUT_TORCH, RealRank, exit_code, pid_of, read
@@ -471,14 +472,17 @@ def test_neither_a_server_nor_a_rank_loads_torch_for_a_function_that_does_not(st
 
 
 @pytest.mark.parametrize("fresh", [False, True])
-def test_a_function_that_loads_torch_itself_meets_where_its_run_does(start, fresh):
+def test_a_function_that_loads_torch_itself_has_its_runs_seed_and_meets_where_it_does(start, fresh):
     source = """
-    import sys
+    import random
+    import numpy
     import torch.distributed as dist
     from torch.distributed.rendezvous import _rendezvous_handlers as handlers
     dist.init_process_group("gloo")
-    (type(handlers["env"]).__name__, dist.get_world_size(), [f for f in sys.meta_path if type(f).__name__ == "_AtImport"])
+    draws = [random.random(), numpy.random.rand(), dist.distributed_c10d.torch.rand(1).item()]
+    (type(handlers["env"]).__name__, dist.get_world_size(), draws)
     """
-    rank = RealRank(start(*WITHOUT_TORCH).fork(fresh=fresh), textwrap.dedent(source))
-    assert rank.result() == ("Meeting", 1, [])
+    rank = RealRank(start(*WITHOUT_TORCH).fork(fresh=fresh), textwrap.dedent(source), seed=5)
+    draws = [random.Random(5).random(), np.random.RandomState(5).rand(), 0.8302518725395203]  # noqa: S311
+    assert rank.result() == ("Meeting", 1, draws)
     rank.leave()

@@ -13,6 +13,7 @@ import time
 import types
 
 import pytest
+from real_rank import WITHOUT_TORCH
 
 from notebook_launcher.core.config import LaunchConfig, field_rows
 from notebook_launcher.core.errors import ConfigError, EngineError, PayloadError, WorkerError
@@ -41,8 +42,9 @@ def nothing_starts(monkeypatch):
 
 @pytest.fixture
 def new_kernel(monkeypatch):
-    """Keeps nothing warm yet, and nothing of what the test kept afterwards."""
+    """Keeps nothing warm yet, loads only what a worker needs, and keeps nothing of it afterwards."""
     monkeypatch.setattr(warm, "_warm", warm._Warm())
+    monkeypatch.setattr(warm, "_PRELOAD", WITHOUT_TORCH)
     yield
     warm.shutdown()
 
