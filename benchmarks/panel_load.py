@@ -1,7 +1,8 @@
 """What a panel costs while eight ranks flood it: lines and metrics by the thousand, seen as the browser would see them.
 
-In a real kernel, whose messages are counted where a front end reads them. The same run is watched twice: without a
-panel, and with one. Meanwhile the kernel's main thread counts as fast as it can; what it counts less is what it lost.
+In a real kernel, whose messages are counted where a front end reads them. The same run is watched in turns without a
+panel and with one. Meanwhile the kernel's main thread counts as fast as it can. What it loses is the time that it waits
+for Python's lock while a core is free for it; what the ranks take of the machine's cores is told apart.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import collections
 import itertools
 import json
 import os
+import statistics
 import tempfile
 import threading
 import time
@@ -22,6 +24,18 @@ if TYPE_CHECKING:
     from jupyter_client.blocking.client import BlockingKernelClient
 
 LIMIT_S = 300
+THREADS = {"supervisor": "notebook-launcher-run", "monitor": "notebook-launcher-monitor", "IOPub": "IOPub"}
+UNITS = {
+    "main_thread_waits": "% of the time in which a core was free for it",
+    "main_thread_counts": "% of what it counts alone",
+    "supervisor": "% of a CPU",
+    "monitor": "% of a CPU",
+    "IOPub": "% of a CPU",
+    "updates": "a second, of the part that changes most often",
+    "longest_gap": "s between two updates of what changes more than twice a second",
+    "to_the_browser": "MB/s",
+    "memory": "MB more than before",
+}
 SETUP = """
 import pathlib, threading, time, psutil
 from notebook_launcher.core import events
@@ -168,6 +182,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--num-ranks", type=int, default=8)
     parser.add_argument("--seconds", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     manager = KernelManager(kernel_name="python3")
     with tempfile.TemporaryDirectory() as folder:
@@ -177,34 +192,61 @@ def main() -> None:
         client.wait_for_ready(timeout=LIMIT_S)
         messages = Messages(client)
         try:
-            measure(messages, options.num_ranks, options.seconds)
+            measure(messages, options.num_ranks, options.seconds, options.rounds)
         finally:
             messages.close()
             client.stop_channels()
             manager.shutdown_kernel(now=True)
 
 
-def measure(messages: Messages, num_ranks: int, seconds: int) -> None:
-    """Run the load without a panel and with one."""
+def measure(messages: Messages, num_ranks: int, seconds: int, rounds: int) -> None:
+    """Run the load without a panel and with one, in turns."""
     print(f"load of the machine before: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
     messages.run(SETUP)
-    alone = json.loads(messages.run("import json; print(json.dumps(count(3)))"))[0]
-    print(f"alone, the main thread counts {alone / 1e6:.1f} million a second")
+    told: dict[bool, list[dict[str, Any]]] = {False: [], True: []}
+    for number in range(rounds):
+        for shown, rows in told.items():
+            rows.append(watch(messages, num_ranks, seconds, shown=shown))
+            print(f"round {number + 1}, {'with' if shown else 'without'} a panel: {rows[-1]}", flush=True)
+    for shown, rows in sorted(told.items()):
+        print(f"\n{'with' if shown else 'without'} a panel: medians of {rounds} rounds (least to most)")
+        for name, unit in UNITS.items():
+            values = sorted(row[name] for row in rows)
+            spread = f"{statistics.median(values):.3g} ({values[0]:.3g} to {values[-1]:.3g})"
+            print(f"  {name.replace('_', ' ')}: {spread} {unit}")
+    print("  last lines and points right:", all(row["right"] for rows in told.values() for row in rows))
+
+
+def watch(messages: Messages, num_ranks: int, seconds: int, *, shown: bool) -> dict[str, Any]:
+    """One run, and what it cost."""
     looked_s = seconds - 4
-    for shown in (False, True):
-        messages.run(RUN.format(shown=shown, seconds=seconds, ranks=num_ranks))
-        messages.forget()
-        began_s = time.monotonic()
-        messages.run(COUNT.replace("{seconds}", str(looked_s)).replace("{{", "{").replace("}}", "}"))
-        took_s = time.monotonic() - began_s
-        num_bytes, times = messages.num_bytes, {name: list(one) for name, one in messages.times.items()}
-        told = json.loads(messages.run(REPORT.format(seconds=seconds, ranks=num_ranks)))
-        print(f"\n{'with a panel' if shown else 'without a panel'}: {told}")
-        print(f"  main thread: {told['counted'] / alone:.1%} of what it counts alone; it waits {told['waited']:.1%}")
-        print(f"  to the browser: {num_bytes / took_s / 1e6:.3f} MB/s")
-        rates = sorted((len(one) / took_s for one in times.values()), reverse=True)
-        gaps = [later - one for stamps in times.values() for one, later in itertools.pairwise(stamps)]
-        print("  updates a second by widget:", [round(rate, 1) for rate in rates], "longest gap", max(gaps, default=0))
+    alone = json.loads(messages.run("import json; print(json.dumps(count(1)))"))[0]
+    messages.run(RUN.format(shown=shown, seconds=seconds, ranks=num_ranks))
+    messages.forget()
+    began_s = time.monotonic()
+    messages.run(COUNT.replace("{seconds}", str(looked_s)).replace("{{", "{").replace("}}", "}"))
+    took_s = time.monotonic() - began_s
+    num_bytes, times = messages.num_bytes, {name: list(one) for name, one in messages.times.items()}
+    told = json.loads(messages.run(REPORT.format(seconds=seconds, ranks=num_ranks)))
+    if told["going_on"] != "running":
+        raise SystemExit(f"the run was over before it had been looked at: it is {told['going_on']}")
+    rates = [len(one) / took_s for one in times.values()]
+    often = [stamps for stamps in times.values() if len(stamps) > 2 * took_s]
+    gaps = [later - one for stamps in often for one, later in itertools.pairwise(stamps)]
+    used = dict.fromkeys(THREADS, 0.0)
+    for name, share in told["used"].items():
+        for thread, part in THREADS.items():
+            used[thread] += share * (part in name)
+    return {
+        "main_thread_waits": round(100 * told["waited"], 1),
+        "main_thread_counts": round(100 * told["counted"] / alone, 1),
+        **{thread: round(100 * share, 1) for thread, share in used.items()},
+        "updates": round(max(rates, default=0), 1),
+        "longest_gap": round(max(gaps, default=0), 2),
+        "to_the_browser": round(num_bytes / took_s / 1e6, 3),
+        "memory": round(told["memory"] / 1e6, 1),
+        "right": told["lines_right"] and told["points_right"] and told["page_right"],
+    }
 
 
 if __name__ == "__main__":

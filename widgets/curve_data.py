@@ -9,7 +9,6 @@ from __future__ import annotations
 import array
 import dataclasses
 import functools
-import itertools
 import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -97,20 +96,28 @@ class Curve:
         """Take in ``values`` at ``steps``: where a bucket takes many, at a fraction of their cost one by one."""
         start, num_values = 0, len(values)
         while start < num_values:
-            stop = min(num_values, start + self._per_bucket - self._in_last)
-            if not self._buckets or stop - start < _FEW or not _all_finite(values[start:stop], steps[start:stop]):
-                stop = min(num_values, start + _FEW)
-                for value, step in zip(values[start:stop], steps[start:stop], strict=True):
-                    self.add(value, step)
+            is_full = not self._buckets or self._in_last >= self._per_bucket
+            stop = min(num_values, start + self._per_bucket - (0 if is_full else self._in_last))
+            some, at = values[start:stop], steps[start:stop]
+            if stop - start >= _FEW and _all_finite(some, at):
+                self._add_together(some, at, is_full=is_full)
             else:
-                low = min(range(start, stop), key=values.__getitem__)
-                high = max(range(start, stop), key=values.__getitem__)
-                for place in sorted({low, high, stop - 1}):
-                    self._buckets[-1].add(Point(float(steps[place]), float(values[place])))
-                self._in_last += stop - start
-                self.num_points += stop - start
-                self.last = self._buckets[-1].last
+                for value, step in zip(some, at, strict=True):
+                    self.add(value, step)
             start = stop
+
+    def _add_together(self, values: Sequence[float], steps: Sequence[float], *, is_full: bool) -> None:
+        """Take in finite ones that fit into the last bucket, or into a new one where it is full."""
+        low, high, last = values.index(min(values)), values.index(max(values)), len(values) - 1
+        if is_full:
+            self.add(values[0], steps[0])
+        bucket = self._buckets[-1]
+        for place in sorted({low, high, last}):
+            bucket.add(Point(float(steps[place]), float(values[place])))
+        num_more = len(values) - is_full
+        self._in_last += num_more
+        self.num_points += num_more
+        self.last = bucket.last
 
     def points(self) -> list[Point]:
         """What is to be drawn, in the order in which it came; within a bucket by step."""
@@ -136,7 +143,8 @@ def _is_plain(stretch: Stretch) -> bool:
 
 
 def _all_finite(*sequences: Sequence[float]) -> bool:
-    return all(map(math.isfinite, itertools.chain(*sequences)))
+    """Whether they surely are: what isn't finite makes no finite sum."""
+    return all(math.isfinite(sum(one)) for one in sequences)
 
 
 class Series(NamedTuple):

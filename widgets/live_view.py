@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _TEXT = "font-size:13px;line-height:1.4;width:100%"
 _PAINT_S, _CURVES_S, _BEHIND_S = 0.1, 0.5, 2.0
+_CPU_SHARE, _CPU_SHARE_OF_CURVES = 0.02, 0.01  # of a core, which the notebook's own code needs
 _OUTPUT_BYTES_PER_S, _BEHIND_BYTES_PER_S = 300_000, 150_000  # of the tab in front, of all others together
 _LINES_BEHIND = 60  # of a tab that is not in front, while its rank goes on writing
 _FLOOD_LINES, _LINES_OF_FLOOD = 100, 200  # who gets so many between two looks reads none; of them the last are shown
@@ -33,12 +34,21 @@ _BY_ITSELF = "While this cell runs, the notebook's own Stop (■) stops the run.
 class Pane:
     """One HTML widget, painted when what it shows has changed, no faster than its pace allows."""
 
-    def __init__(self, clock: Callable[[], float], *, every_s: float = _PAINT_S, bytes_per_s: float = 100_000) -> None:
-        """At most once in ``every_s``, and ``bytes_per_s`` on average."""
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        *,
+        every_s: float = _PAINT_S,
+        bytes_per_s: float = 100_000,
+        cpu_share: float = _CPU_SHARE,
+        cpu_clock: Callable[[], float] = time.thread_time,
+    ) -> None:
+        """At most once in ``every_s``, and on average ``bytes_per_s`` and ``cpu_share`` of a core, by ``cpu_clock``."""
         self.widget = widgets.HTML(layout=widgets.Layout(width="auto", margin="0 2px"))
         self.is_late = False  # whether there is something to paint that the pace has put off
         self._clock = clock
         self._every_s, self._bytes_per_s = every_s, bytes_per_s
+        self._cpu_share, self._cpu_clock = cpu_share, cpu_clock
         self._next_s = 0.0
         self._key: object = None
 
@@ -53,12 +63,14 @@ class Pane:
         if key == self._key or self.is_late:
             return
         self._key = key
+        began_s = self._cpu_clock()
         page = make()
         page = f'<div style="{_TEXT}">{page}</div>' if page else ""
         if page != self.widget.value:
             self.widget.value = page
             num_bytes = len(page.encode()) + page.count('"') + page.count("\n")  # as it travels, in JSON
-            self._next_s = now_s + max(self._every_s, num_bytes / self._bytes_per_s)
+            by_cpu_s = (self._cpu_clock() - began_s) / self._cpu_share
+            self._next_s = now_s + max(self._every_s, num_bytes / self._bytes_per_s, by_cpu_s)
 
 
 @dataclasses.dataclass
@@ -80,8 +92,9 @@ class LiveView:
         self._record = record
         self._clock = clock
         self._written = [_Written() for _ in range(record.num_ranks)]
-        self._parts = {name: Pane(clock) for name in ("head", "clock", "hint", "error", "table", "curves", "displays")}
-        self._parts["curves"].paced_by(_CURVES_S, 200_000)
+        curves = Pane(clock, every_s=_CURVES_S, bytes_per_s=200_000, cpu_share=_CPU_SHARE_OF_CURVES)
+        self._parts = {name: Pane(clock) for name in ("head", "clock", "hint", "error", "table")}
+        self._parts |= {"curves": curves, "displays": Pane(clock)}
         self.stop_button = widgets.Button(description="Stop", layout=widgets.Layout(width="auto"))
         self.stop_button.on_click(self._stop)
         self.log_scale = _toggle("Logarithmic scale", "Draw the curves on a logarithmic scale", value=log_scale)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import types
 
 import pytest
 from fake_notebook import num_widgets
@@ -94,6 +95,25 @@ def test_a_pane_is_painted_ten_times_a_second_and_no_more_bytes_than_its_own(clo
     assert painted["small"] in range(95, 105)
     assert painted["large"] in range(8, 12)
     assert large.is_late
+
+
+def test_a_pane_that_is_dear_to_make_is_made_less_often(clock):
+    spent = types.SimpleNamespace(now_s=0.0)
+    pane = Pane(clock, cpu_share=0.01, cpu_clock=lambda: spent.now_s)
+    made = []
+
+    def make():
+        spent.now_s += 0.02
+        made.append(clock.now_s)
+        return f"{len(made)}"
+
+    for number in range(1000):
+        clock.now_s += 0.01
+        pane.offer(number, make)
+    assert len(made) in range(5, 7)
+    assert pane.is_late
+    pane.offer("chosen", make, at_once=True)
+    assert pane.widget.value.count(str(len(made))) == 1
 
 
 # --- the live view ----------------------------------------------------------------------------------------------------
