@@ -63,11 +63,27 @@ def room(module: str) -> str:
 
 
 MODULES = _modules()
-each_module = pytest.mark.parametrize("module", MODULES)
 
 
-def each_module_that(keep: Callable[[str], object]) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("module", [name for name in MODULES if keep(name)])
+def each_module_that(keep: Callable[[str], object]) -> Callable[[Callable[[str], None]], Callable[[], None]]:
+    """Makes a rule about a module one test of all those modules, whose failure names each that breaks it."""
+
+    def make(rule: Callable[[str], None]) -> Callable[[], None]:
+        def test() -> None:
+            broken = []
+            for module in filter(keep, MODULES):
+                try:
+                    rule(module)
+                except AssertionError as error:
+                    broken.append(f"{module}: {error}")
+            assert not broken, "\n".join(broken)
+
+        return test
+
+    return make
+
+
+each_module = each_module_that(lambda _: True)
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""A kernel that the tests of a module share: each takes seconds to start and to warm up."""
+"""A kernel that the tests share: each takes seconds to start and to warm up."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def rank(): return int(os.environ["RANK"])
 """
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def shared_kernel(tmp_path_factory):
     """A kernel with the extension loaded, for tests that leave it as they found it."""
     one = Kernel(directory=str(tmp_path_factory.mktemp("notebook")))
