@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from jupyter_kernel import Kernel
+from real_rank import WITHOUT_TORCH
 
 SETUP = """
 import os, sys, time, json, signal
@@ -11,6 +12,13 @@ import torch, torch.distributed as dist
 from notebook_launcher import launch, LaunchConfig, WorkerError
 %load_ext notebook_launcher
 def rank(): return int(os.environ["RANK"])
+"""
+LIGHT_SETUP = f"""
+import os, sys, time, json, signal
+from notebook_launcher import launch, LaunchConfig, WorkerError
+from notebook_launcher.launcher import warm
+warm._PRELOAD = {WITHOUT_TORCH}
+%load_ext notebook_launcher
 """
 
 
@@ -26,6 +34,6 @@ def shared_kernel(tmp_path_factory):
 
 @pytest.fixture
 def own_kernel(kernel):
-    """A kernel of the test's own, with the extension loaded."""
-    kernel.ok(SETUP)
+    """A kernel of the test's own, with the extension loaded; neither it nor its fork server loads torch."""
+    kernel.ok(LIGHT_SETUP)
     return kernel

@@ -20,8 +20,9 @@ def gone(processes, limit_s=LIMIT_S):
 def busy(kernel):
     """Start a run whose ranks sleep and whose payload is a mapping; returns the kernel's descendants."""
     kernel.start(
-        "big = torch.zeros(2**20)\ndef work():\n    print('ready', big.sum().item(), flush=True); time.sleep(600)\n"
-        "launch(work, num_processes=2)"
+        "import numpy\nbig = numpy.zeros(2**20)\n"
+        "def work():\n    print('ready', big.sum(), flush=True); time.sleep(600)\n"
+        "launch(work, num_processes=2, device='cpu')"
     )
     kernel.wait_for("[0] ready")
     kernel.wait_for("[1] ready")
@@ -51,7 +52,7 @@ def test_ranks_in_native_code_are_gone_when_kernel_and_fork_server_are_killed_at
     """``PyDLL`` keeps the interpreter's lock: no thread of the ranks learns anything."""
     own_kernel.start(
         "import ctypes\ndef work():\n    print('ready', flush=True); ctypes.PyDLL(None).sleep(600)\n"
-        "launch(work, num_processes=2)"
+        "launch(work, num_processes=2, device='cpu')"
     )
     own_kernel.wait_for("[0] ready")
     own_kernel.wait_for("[1] ready")
@@ -69,7 +70,7 @@ import subprocess
 def work():
     print("daemon", subprocess.Popen(["sleep", "600"], start_new_session=True).pid, flush=True)
     time.sleep(600)
-launch(work, num_processes=2)""")
+launch(work, num_processes=2, device='cpu')""")
     own_kernel.wait_for("[0] daemon")
     own_kernel.wait_for("[1] daemon")
     children = own_kernel.children()

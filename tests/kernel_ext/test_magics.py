@@ -294,17 +294,15 @@ def test_an_unknown_command(shell, launcher):
 # --- loading ---------------------------------------------------------------------------------------------------------
 
 LOADING = """
-import sys, time
+import sys
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 config = Config(); config.HistoryManager.enabled = False
 shell = InteractiveShell.instance(config=config)
-start = time.perf_counter()
 from notebook_launcher import kernel_ext
 from notebook_launcher.launcher import warm
 warm.get_ready = lambda: print("server started")
 kernel_ext.load_ipython_extension(shell)
-took_s = time.perf_counter() - start
 heavy = {"torch", "pydantic", "yaml"} & set(sys.modules)
 print("heavy:", *sorted(heavy))
 print("magics:", {"launch", "launcher"} <= set(shell.magics_manager.magics["line"]))
@@ -312,12 +310,9 @@ kernel_ext.unload_ipython_extension(shell)
 kernel_ext.unload_ipython_extension(shell)
 kinds = shell.magics_manager.magics
 print("left:", *({"launch", "launcher"} & {*kinds["line"], *kinds["cell"]}))
-print("took:", took_s)
 """
 
 
 def test_loading_starts_the_server_and_loads_nothing_heavy():
     done = subprocess.run([sys.executable, "-c", LOADING], check=True, capture_output=True, text=True)
-    lines = done.stdout.splitlines()
-    assert lines[:4] == ["server started", "heavy:", "magics: True", "left:"]
-    assert float(lines[4].split()[1]) < 0.5  # a hundredth of it is usual; the machine may be busy
+    assert done.stdout.splitlines() == ["server started", "heavy:", "magics: True", "left:"]

@@ -99,12 +99,12 @@ def test_a_notebook_draws_no_more_than_a_page_can_bear():
 
 def test_a_long_chain_is_drawn_by_its_beginning_and_its_end():
     error = ValueError("first")
-    for number in range(10_000):
+    for number in range(2_000):
         error, error.__context__ = KeyError(number), error
     lines = raised(error)._render_traceback_()
     assert len("\n".join(lines)) < 10_000
     assert lines[1] == "ValueError: first"
-    assert lines[-2] == "KeyError: 9999"
+    assert lines[-2] == "KeyError: 1999"
     assert sum("lines not shown" in line for line in lines) == 1
 
 

@@ -9,8 +9,14 @@ import sys
 import textwrap
 
 import psutil
+from real_rank import WITHOUT_TORCH
 
 LIMIT_S = 60
+IMPORTS = f"""
+from notebook_launcher import launch
+from notebook_launcher.launcher import warm
+warm._PRELOAD = {WITHOUT_TORCH}
+"""
 
 SCRIPT = """
 import os, sys
@@ -47,7 +53,8 @@ def test_a_plain_script_without_a_main_guard_runs_once(tmp_path):
 
 
 def test_a_repl(tmp_path):
-    lines = SCRIPT.replace('print("script begins", flush=True)\n', "").strip().replace("\n\nrun", "\n\n\nrun")
+    script = SCRIPT.replace('print("script begins", flush=True)\n', IMPORTS)
+    lines = script.strip().replace("\n\nrun", "\n\n\nrun")
     done = run(["-i", "-q"], input=lines + "\n", cwd=tmp_path, env={**os.environ, "PYTHONSTARTUP": ""})
     assert "[0, 10] finished" in done.stdout, done.stderr
 
@@ -55,8 +62,8 @@ def test_a_repl(tmp_path):
 def test_a_scripts_error_shows_the_workers_line_and_fails_the_script(tmp_path):
     script = tmp_path / "fails.py"
     script.write_text(
-        textwrap.dedent("""
-        from notebook_launcher import launch
+        IMPORTS
+        + textwrap.dedent("""
         def train():
             values = {}
             return values["missing"]
@@ -73,9 +80,9 @@ def test_a_scripts_error_shows_the_workers_line_and_fails_the_script(tmp_path):
 def test_ctrl_c_ends_a_script_and_its_ranks(tmp_path):
     script = tmp_path / "sleeps.py"
     script.write_text(
-        textwrap.dedent("""
+        IMPORTS
+        + textwrap.dedent("""
         import os, time
-        from notebook_launcher import launch
         def train():
             print("ready", os.getpid(), flush=True)
             time.sleep(600)
@@ -106,9 +113,9 @@ def test_ctrl_c_ends_a_script_and_its_ranks(tmp_path):
 def test_a_script_that_ends_during_a_run_leaves_nothing(tmp_path):
     script = tmp_path / "leaves.py"
     script.write_text(
-        textwrap.dedent("""
+        IMPORTS
+        + textwrap.dedent("""
         import os, time
-        from notebook_launcher import launch
         def train():
             time.sleep(600)
         run = launch(train, num_processes=2, device="cpu", wait=False)
