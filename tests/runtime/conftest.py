@@ -32,6 +32,15 @@ def _torch_has_set_its_variables():
     os.environ.pop("TORCHINDUCTOR_CACHE_DIR", None)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread():
+    """What is computed here is tiny: threads that wait for each other on busy cores would take the time."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture
 def on_ranks(request):
     """``run_on_ranks``: a test takes it as a fixture, so that what stands behind it can be changed in one place."""
