@@ -141,10 +141,20 @@ def _lower(value: object) -> object:
 def _separated(value: object) -> object:
     """``"0,1"`` is a list of two, a tuple or range is a list, a single number a list of one."""
     if isinstance(value, str):
-        return [part.strip() for part in value.split(",") if part.strip()]
+        if _has_empty_place(value):
+            raise ValueError("what is missing can't be guessed")
+        return _parts(value)
     if isinstance(value, int) and not isinstance(value, bool):
         return [value]
     return list(value) if isinstance(value, tuple | range | set | frozenset) else value
+
+
+def _parts(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _has_empty_place(text: str) -> bool:
+    return bool(text.strip()) and not all(part.strip() for part in text.split(","))
 
 
 def _path(value: object) -> object:
@@ -200,6 +210,10 @@ def _complaint(
         hint = _HINTS.get((name, value.lower()), numbered)
         known = f"{name} {value!r} is not known. {hint} Known: {', '.join(row.choices)}." if hint else ""
         return (known or str(unknown_name(name, value, row.choices))) + where
+    if isinstance(value, str) and row.kind in {"int list", "str list"} and not inside and _has_empty_place(value):
+        parts = _parts(value)
+        without = f", or leave it out: {','.join(parts)!r}" if parts else ""
+        return f"{name}={shortened(value)} can't be: a place beside a comma is empty{where}. Fill it in{without}."
     words = f"{row.words}{' or None' if row.optional else ''}"
     part = f"{name} holds {shortened(value)}, which" if inside else f"{name}={shortened(value)}"
     return f"{part} can't be: {name} takes {words}{where}. {row.description}"

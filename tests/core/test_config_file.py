@@ -285,6 +285,7 @@ def test_steps_changed_after_loading_are_written_where_accelerate_reads_them(wri
         ("use_cpu: maybe", "use_cpu"),
         ("use_cpu: true\nmixed_precision: fp16", "fp16"),
         ("gpu_ids: first", "device_ids"),
+        ("gpu_ids: 0,,1", "a place beside a comma is empty"),
         ("distributed_type: MULTI_GUP", "Did you mean 'MULTI_GPU'?"),
         ("distributed_type: [1]", "distributed_type"),
         ("compute_environment: AMAZON_SAGEMAKER", "AMAZON_SAGEMAKER"),
