@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 
 from notebook_launcher.core import config_file, parallelism
 from notebook_launcher.core.config import snapshot
+from notebook_launcher.core.environment import accelerates_choices
 from notebook_launcher.core.errors import ConfigError
 from notebook_launcher.core.notices import warn
 from notebook_launcher.core.options import (
@@ -252,8 +253,7 @@ def _from_environment(environment: Mapping[str, str]) -> Iterator[tuple[str, str
             if environment.get(variable):
                 yield option, variable, environment[variable]
                 break
-    if environment.get("ACCELERATE_USE_CPU", "").lower() in {"true", "1", "yes"}:
-        yield "device", "ACCELERATE_USE_CPU", "cpu"
+    yield from accelerates_choices(environment)
 
 
 def _warn_of_unknown(environment: Mapping[str, str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import json
+import re
 import sys
 from typing import TYPE_CHECKING
 
@@ -78,6 +79,17 @@ def make_plan(
     ``environment`` stands in for the notebook's.
     """
     environment = snapshot() if environment is None else environment
+    try:
+        return _decided(config, look, environment)
+    except ConfigError as error:
+        from notebook_launcher.core.options import origin  # pydantic comes with it, which the extension has no time for
+
+        text = str(error)
+        told = origin(config.sources, *(name for name in config.sources if re.search(rf"\b{name}\b", text)))
+        raise ConfigError(text + told) from None
+
+
+def _decided(config: LaunchConfig, look: Callable[[], Sequence[DeviceRow]], environment: Mapping[str, str]) -> Plan:
     _check_not_launched(environment)
     if config.strategy is not None and config.strategy not in STRATEGIES.names:
         raise unknown_name("strategy", config.strategy, STRATEGIES.names)

@@ -160,6 +160,28 @@ def test_accelerate_s_use_cpu_chooses_the_cpu_unless_a_device_was_named():
     assert LaunchConfig.make(environment={"ACCELERATE_USE_CPU": "1", "NOTEBOOK_LAUNCHER_DEVICE": "xpu"}).device == "xpu"
 
 
+@pytest.mark.parametrize("word", ["on", "Y", "t", " TRUE "])
+def test_accelerate_s_words_for_yes_and_no(word):
+    made = LaunchConfig.make(environment={"ACCELERATE_USE_CPU": word, "ACCELERATE_USE_FSDP": "off"})
+    assert (made.device, made.strategy) == ("cpu", None)
+    assert world({"ACCELERATE_USE_CPU": word}).device == "cpu"
+
+
+def test_what_is_neither_yes_nor_no_is_refused_here_and_on_a_rank():
+    for read in (world, lambda environment: LaunchConfig.make(environment=environment)):
+        with pytest.raises(ConfigError, match="ACCELERATE_USE_CPU is 'maybe', and it takes true or false: correct or"):
+            read({"ACCELERATE_USE_CPU": "maybe"})
+
+
+@pytest.mark.parametrize("strategy", ["fsdp", "deepspeed"])
+def test_accelerate_s_strategy_is_known_before_the_launch_as_on_the_ranks(strategy):
+    said = {f"ACCELERATE_USE_{strategy.upper()}": "true"}
+    made = LaunchConfig.make(environment=said)
+    assert made.strategy == world(said).strategy == strategy
+    assert made.sources["strategy"] == f"environment variable ACCELERATE_USE_{strategy.upper()}"
+    assert LaunchConfig.make(environment=said, strategy="ddp").strategy == "ddp"
+
+
 @pytest.mark.parametrize("precision", ["fp8", "fp16"])
 def test_a_mistake_in_the_environment_names_the_variable(precision):
     with pytest.raises(ConfigError, match="environment variable ACCELERATE_MIXED_PRECISION"):

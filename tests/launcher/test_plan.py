@@ -388,6 +388,18 @@ def test_the_notes_say_where_each_option_came_from():
     )
 
 
+def test_a_refusal_names_where_the_option_came_from():
+    config = LaunchConfig.make(
+        environment={"ACCELERATE_MIXED_PRECISION": "fp16", "NOTEBOOK_LAUNCHER_DEVICE": "auto"}, num_processes=2
+    )
+    with pytest.raises(ConfigError) as caught:
+        make_plan(config, lambda: LAPTOP, environment={})
+    assert str(caught.value).endswith(
+        "Use 'bf16' or 'no'. (device: environment variable NOTEBOOK_LAUNCHER_DEVICE; mixed_precision: environment "
+        "variable ACCELERATE_MIXED_PRECISION)"
+    )
+
+
 def test_values_that_may_be_secrets_are_not_shown():
     made = plan(*LAPTOP, env={"HF_TOKEN": "hf_secret"})
     assert made.environment == {"HF_TOKEN": "hf_secret"}
