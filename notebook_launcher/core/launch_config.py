@@ -59,6 +59,7 @@ _VARIABLES = {  # read before NOTEBOOK_LAUNCHER_<OPTION>
     "mixed_precision": ("ACCELERATE_MIXED_PRECISION",),
     "gradient_accumulation_steps": ("ACCELERATE_GRADIENT_ACCUMULATION_STEPS",),
 }
+_OTHER_DEVICE = "ACCELERATE_TORCH_DEVICE"  # which all processes would share
 _PREFIX = "NOTEBOOK_LAUNCHER_"
 _NO_VARIABLE = ("env", "extra")
 
@@ -258,6 +259,8 @@ def _from_environment(environment: Mapping[str, str]) -> Iterator[tuple[str, str
 
 def _warn_of_unknown(environment: Mapping[str, str]) -> None:
     """A variable with our prefix that nothing reads is a slip of the keyboard: say so instead of ignoring it."""
+    if environment.get(_OTHER_DEVICE):
+        warn(f"the environment variable {_OTHER_DEVICE} has no effect: device and device_ids choose the devices.")
     unknown = sorted(name for name in environment if name.startswith(_PREFIX) and environment[name])
     for name in unknown:
         if name in _known_variables():

@@ -98,7 +98,7 @@ def _decided(config: LaunchConfig, look: Callable[[], Sequence[DeviceRow]], envi
     row = rows.get(device)
     engine = _engine(config, device)
     chosen = _chosen(config, device, row, {**environment, **config.env})
-    num_local = _num_local(config, device, row, chosen)
+    num_local = _num_on_cpu(config, rows) if device == "cpu" else _num_local(config, device, row, chosen)
     _check_precision(config, device, row)
     _check_strategy(config, device, num_local)
     worlds = _worlds(config, device, num_local, {**environment, **config.env})
@@ -175,8 +175,6 @@ def _chosen(
 
 
 def _num_local(config: LaunchConfig, device: str, row: DeviceRow | None, chosen: Sequence[int] | None) -> int:
-    if device == "cpu":
-        return _num_on_cpu(config)
     num_devices = row.num_devices if row is not None else 0
     if device in _WHOLE:
         return _num_of_whole(config, device, num_devices)
@@ -225,9 +223,13 @@ def _num_of_whole(config: LaunchConfig, device: str, num_devices: int) -> int:
     return asked
 
 
-def _num_on_cpu(config: LaunchConfig) -> int:
-    if config.device_ids is not None:
-        raise ConfigError(f"device_ids={config.device_ids} chooses GPUs, and the device is cpu: leave it out.")
+def _num_on_cpu(config: LaunchConfig, rows: Mapping[str, DeviceRow]) -> int:
+    if config.device_ids is not None:  # with device="auto": LaunchConfig refuses it with "cpu"
+        reason = f": {rows['cuda'].reason}" if "cuda" in rows and rows["cuda"].reason else ""
+        raise ConfigError(
+            f"device_ids={config.device_ids} chooses GPUs, and device='auto' found none{reason}. Leave device_ids out "
+            "to run on the CPU."
+        )
     asked = config.num_processes or DEFAULT_ON_CPU
     limit = _MAX_RANKS_PER_CORE * num_cores()
     if asked > limit:

@@ -251,7 +251,10 @@ def test_an_apple_gpu_may_fall_back_to_the_cpu_unless_the_notebook_says_otherwis
 
 
 def test_device_ids_on_a_machine_without_gpus():
-    assert refusal(*LAPTOP, device_ids=[0]) == "device_ids=[0] chooses GPUs, and the device is cpu: leave it out."
+    assert refusal(*LAPTOP, device_ids=[0]) == (
+        "device_ids=[0] chooses GPUs, and device='auto' found none: this build of torch (2.13.0+cpu) has no CUDA. "
+        "Leave device_ids out to run on the CPU."
+    )
 
 
 # --- precision and strategy -------------------------------------------------------------------------------------------
