@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator
 
+from notebook_launcher.core import device_words
 from notebook_launcher.core.errors import ConfigError
 from notebook_launcher.core.registry import unknown_name
 
@@ -170,15 +171,8 @@ PATH = BeforeValidator(_path)
 
 # --- errors ----------------------------------------------------------------------------------------------------------
 
-_TOLD_OF = "%launcher devices says whether one is here, and nothing launches on them in this version."
 _HINTS = {
-    ("device", "gpu"): "A GPU is 'cuda' (NVIDIA and AMD), 'mps' (Apple) or 'xpu' (Intel); 'auto' takes what is there.",
-    **{("device", name): "An AMD GPU is 'cuda', as torch calls it." for name in ("rocm", "hip", "amd")},
-    ("device", "nvidia"): "An NVIDIA GPU is 'cuda'.",
-    ("device", "intel"): "An Intel GPU is 'xpu'.",
-    **{("device", name): "An Apple GPU is 'mps'." for name in ("apple", "metal")},
-    ("device", "xla"): "XLA's devices are 'tpu'.",
-    **{("device", kind): _TOLD_OF for kind in ("npu", "hpu", "mlu", "musa")},
+    **{("device", name): text for name, text in device_words.ADVICE.items()},
     ("device_ids", "all"): "Leave it out to use all.",
     **{("mixed_precision", name): "That is 'no'." for name in ("fp32", "float32", "float", "none", "32-true")},
     **{("mixed_precision", name): "That is 'fp16'." for name in ("float16", "half", "16-mixed")},
