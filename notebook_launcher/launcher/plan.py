@@ -86,6 +86,8 @@ def make_plan(
 
         text = str(error)
         told = origin(config.sources, *(name for name in config.sources if re.search(rf"\b{name}\b", text)))
+        if not told:
+            raise
         raise ConfigError(text + told) from None
 
 
