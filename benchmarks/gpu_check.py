@@ -8,7 +8,7 @@ packages, it says which, and the two lines that bring them without changing that
     python3 benchmarks/gpu_check.py --device cpu          # the script itself, on a machine without a GPU
 
 A check that fails hides no other. It ends with code 1 where one failed, with 2 where nothing can be checked: a package
-or the GPU is missing.
+or the GPU is missing, or an argument can't be; the file of --json then has every check as skipped, with the reason.
 """
 
 from __future__ import annotations
@@ -516,9 +516,13 @@ def in_words(lacks: list[str]) -> str:
 
 def why_not(device: str) -> str:
     """Why this machine can't use the device; "" where it can."""
+    from notebook_launcher.core.errors import EngineError
     from notebook_launcher.launcher import warm
 
-    row = next(row for row in warm.devices() if row.kind == device)
+    try:
+        row = next(row for row in warm.devices() if row.kind == device)
+    except EngineError as error:
+        return f"gpu_check can't run: {error}"
     return "" if row.num_devices else f"gpu_check has no {device} device to check: {row.reason}."
 
 
@@ -547,6 +551,14 @@ def told(finding: Finding) -> str:
     return f"{finding.state:<8} {finding.name:<27} {finding.took_s:6.1f} s  {text}"
 
 
+def nothing(why: str, given: argparse.Namespace) -> int:
+    """Say why nothing can be checked, in the file that is asked for too; the exit code."""
+    print(why)
+    if given.json is not None:
+        given.json.write_text(json.dumps([Finding(name, "skipped", why, {}, 0.0)._asdict() for name in given.only]))
+    return 2
+
+
 def main() -> int:
     """Run the checks that were asked for; return the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
@@ -554,20 +566,20 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", choices=list(CHECKS), default=list(CHECKS), metavar="CHECK")
     parser.add_argument("--json", type=Path, help="write the findings to this file too")
     given = parser.parse_args()
+    if given.json is not None and not given.json.parent.is_dir():
+        parser.error(f"--json {given.json}: there is no folder {given.json.parent}")
     if sys.version_info < PYTHON:
-        print(f"gpu_check can't run: it needs Python {'.'.join(map(str, PYTHON))}, and {sys.executable} is older.")
-        return 2
+        needed = ".".join(map(str, PYTHON))
+        return nothing(f"gpu_check can't run: it needs Python {needed}, and {sys.executable} is older.", given)
     if lacks := lacking():
-        print(in_words(lacks))
-        return 2
+        return nothing(in_words(lacks), given)
     with tempfile.TemporaryDirectory() as folder:
         lay_out(Path(folder))
         from notebook_launcher.launcher import warm
 
         try:
             if why := why_not(given.device):
-                print(why)
-                return 2
+                return nothing(why, given)
             findings = []
             for name in given.only:
                 findings.append(found_by(name, given.device))

@@ -30,6 +30,7 @@ _METAVARS = {
     "str list": "NAME,NAME",
     "pairs": "NAME=VALUE",
 }
+_LISTS = (_METAVARS["int list"], _METAVARS["str list"])
 _WIDTH = 100
 _INDENT = 34
 
@@ -139,6 +140,10 @@ def _option(line: str, place: int) -> tuple[Flag, str | None, int]:
     if start >= len(line):
         raise ConfigError(f"{flag.long} needs a value, such as {flag.long} {_example(flag)}.")
     value, end = _word(line, start)
+    if value.endswith(",") and flag.metavar in _LISTS and end < len(line):
+        raise ConfigError(
+            f"{flag.long} {value} ends with a comma: a list has no spaces here, as in {flag.long} {_example(flag)}."
+        )
     return flag, value, _skip_space(line, end)
 
 
@@ -178,9 +183,14 @@ def _pair(flag: Flag, value: str) -> tuple[str, str]:
 def _example(flag: Flag) -> str:
     if flag.choices:
         return flag.choices[-1]
-    return {"N": "2", "SECONDS": "60", "N,N": "0,1", "NAME=VALUE": "A=1", "FILE": "config.yaml"}.get(
-        flag.metavar, "name"
-    )
+    return {
+        "N": "2",
+        "SECONDS": "60",
+        "N,N": "0,1",
+        "NAME,NAME": "numpy,scipy",
+        "NAME=VALUE": "A=1",
+        "FILE": "config.yaml",
+    }.get(flag.metavar, "name")
 
 
 def help_text(usage: str, purpose: str) -> str:

@@ -49,6 +49,7 @@ def devices(*, as_json: AsJson = False) -> None:
     typer.echo(json.dumps(table.facts(), indent=2) if as_json else "\n".join(table.lines()))
 
 
+@app.command("check", hidden=True)  # as the magic calls it
 @app.command("test")
 def check(
     *,

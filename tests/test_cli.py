@@ -59,6 +59,12 @@ def test_what_is_well_ends_with_0(found):
     assert json.loads(run("test", "--json").output)["figures"] == {"latency_us": 20.0}
 
 
+def test_the_magic_s_name_for_it_is_taken_too(found):
+    done = run("check", "--device", "cpu")
+    assert done.exit_code == 0, done.output
+    assert found == [{"device": "cpu", "num_processes": None, "device_ids": None}]
+
+
 def test_what_is_wrong_ends_with_1(monkeypatch):
     monkeypatch.setattr(cli.preflight, "check", lambda **_: ILL)
     done = run("test")

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from notebook_launcher.core.errors import EngineError
+
 SCRIPT = Path(__file__).resolve().parent.parent / "benchmarks" / "gpu_check.py"
 ON_A_GPU_ONLY = {"chosen_by_uuid", "out_of_memory", "left_behind", "fp16_steps"}
 
@@ -124,6 +126,38 @@ def test_a_package_that_is_too_old_is_lacking(script, monkeypatch):
     assert script.lacking(lambda name: name) == ["pydantic>=2 (1.10.2 is there)"]
     versions["torch"] = "2.5.1"
     assert "torch>=2.6 (2.5.1 is there)" in script.in_words(script.lacking(lambda name: name))
+
+
+def test_where_nothing_can_be_checked_the_file_says_so_of_each_check(script, monkeypatch, capsys, tmp_path):
+    findings = tmp_path / "findings.json"
+    findings.write_text("of another day")
+    monkeypatch.setattr(script, "lacking", lambda: ["torch>=2.6"])
+    monkeypatch.setattr(sys, "argv", ["gpu_check.py", "--only", "ddp", "zero", "--json", str(findings)])
+    assert script.main() == 2
+    (line,) = capsys.readouterr().out.splitlines()
+    told = json.loads(findings.read_text())
+    assert [(one["name"], one["state"], one["text"]) for one in told] == [
+        ("ddp", "skipped", line),
+        ("zero", "skipped", line),
+    ]
+
+
+def test_a_file_that_can_t_be_written_is_told_before_the_checks(script, monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(sys, "argv", ["gpu_check.py", "--json", str(tmp_path / "none" / "findings.json")])
+    with pytest.raises(SystemExit) as caught:
+        script.main()
+    assert caught.value.code == 2
+    assert "there is no folder" in capsys.readouterr().err
+
+
+def test_workers_that_can_t_be_started_are_told_in_words(script, monkeypatch):
+    from notebook_launcher.launcher import warm
+
+    def fails():
+        raise EngineError("no process can be started here")
+
+    monkeypatch.setattr(warm, "devices", fails)
+    assert script.why_not("cuda") == "gpu_check can't run: no process can be started here"
 
 
 def test_it_needs_what_the_package_needs(script):

@@ -30,6 +30,8 @@ def progress(headline: str, status: str = "") -> str:
 
 def answer(found: Preflight) -> tuple[str, bool]:
     """What a check has found, a line each; and whether something is wrong."""
+    if found.is_stopped:
+        return "The check was stopped before its end.", False
     verdict = "All is well" if found.ok else "Something is wrong"
     lines = [f"{'✓' if one.ok else '✗'} {one.name}: {one.text}" for one in found.checks]
     return "\n".join([f"{verdict}{found.headline and f': {found.headline}'}", *lines]), not found.ok

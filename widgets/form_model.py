@@ -36,11 +36,12 @@ _LOOKING = "looking at this machine's devices ..."
 
 
 class FormError(Exception):
-    """Nothing can be launched; ``texts`` says why beside each control, "" being the form as a whole."""
+    """Nothing was ``undone``; ``texts`` says why beside each control, "" being the form as a whole."""
 
-    def __init__(self, texts: Mapping[str, str]) -> None:
+    def __init__(self, texts: Mapping[str, str], undone: str = "launched") -> None:
         super().__init__("\n".join(texts.values()))
         self.texts = dict(texts)
+        self.undone = undone
 
 
 @dataclasses.dataclass(frozen=True)
@@ -201,17 +202,17 @@ class FormModel:
         self._notice = ""
         return Chosen(function, args, kwargs, self._config())
 
-    def config(self) -> LaunchConfig:
-        """The options, whatever the function; raises ``FormError``."""
+    def config(self, undone: str = "saved") -> LaunchConfig:
+        """The options, whatever the function; raises ``FormError``, which says what was not done with them."""
         self.look()
         found = self._option_errors()
         if found:
-            raise FormError(found)
+            raise FormError(found, undone)
         return self._config()
 
     def config_of_check(self) -> LaunchConfig:
         """The same for a check, which a training's time limit is not for; raises ``FormError``."""
-        return self.config().model_copy(update={"timeout_s": None})
+        return self.config("checked").model_copy(update={"timeout_s": None})
 
     def code(self) -> tuple[CallText, dict[str, Any]]:
         """The call as text and the options that it must say; raises ``FormError``."""

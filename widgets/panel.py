@@ -252,7 +252,7 @@ class Panel:
                 act()
             except FormError as error:
                 self._show()
-                self._say_nothing_launched(error.texts)
+                self._say_refused(error)
             except NotebookLauncherError as error:
                 self._say("\n".join([str(error), *getattr(error, "__notes__", ())]))
             except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - see above
@@ -262,10 +262,10 @@ class Panel:
         if self._view is not None:
             self._view.say(text, bad=bad)
 
-    def _say_nothing_launched(self, texts: Mapping[str, str]) -> None:
+    def _say_refused(self, error: FormError) -> None:
         labels = {one.name: one.label for one in self._model.controls()}
-        told = [f"{labels[name]}: {text}" if name in labels else text for name, text in texts.items()]
-        self._say("\n".join(["Nothing was launched.", *told]))
+        told = [f"{labels[name]}: {text}" if name in labels else text for name, text in error.texts.items()]
+        self._say("\n".join([f"Nothing was {error.undone}.", *told]))
 
     def _show(self) -> None:
         if self._view is not None:

@@ -36,6 +36,7 @@ _TYPES: dict[str, tuple[str | None, str | None]] = {
     "FSDP": (None, "fsdp"),
     "DEEPSPEED": (None, "deepspeed"),
 }
+_NO_LAUNCHES = ("MULTI_NPU", "MULTI_HPU", "MULTI_MLU", "MULTI_MUSA", "MULTI_SDAA", "MULTI_NEURON", "MEGATRON_LM")
 
 _SAME = ("num_machines", "machine_rank", "main_process_ip", "main_process_port", "mixed_precision")
 _STEPS = "gradient_accumulation_steps"
@@ -174,7 +175,7 @@ def _options(keys: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 def _device_ids(value: Any) -> Any:
     """``all``, ``3`` or ``0,1``; whatever else it is, LaunchConfig says what is wrong with it."""
-    if value == "all":
+    if str(value).strip().lower() == "all":
         return None
     parts = [part.strip() for part in str(value).split(",")]
     return [int(part) for part in parts] if all(part.isdecimal() for part in parts) else value
@@ -192,6 +193,11 @@ def _device_and_strategy(keys: Mapping[str, Any], where: str) -> tuple[str | Non
     if place != "LOCAL_MACHINE":
         raise ConfigError(f"compute_environment in {where} is {place!r}: only LOCAL_MACHINE can be launched from here.")
     kind = str(keys.get("distributed_type") or "NO")  # an unquoted NO is False in YAML
+    if kind in _NO_LAUNCHES:
+        raise ConfigError(
+            f"distributed_type in {where} is {kind!r}, which nothing launches in this version. Known: "
+            f"{', '.join(_TYPES)}."
+        )
     if kind not in _TYPES:
         raise ConfigError(f"{where}: {unknown_name('distributed_type', kind, _TYPES)}")
     use_cpu = keys.get("use_cpu") or False

@@ -13,9 +13,13 @@ from notebook_launcher.core.errors import ConfigError
 from notebook_launcher.core.world import World
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
-_YES = {"1", "true", "yes", "on"}
+_TRUTHS = {  # Accelerate's words
+    **dict.fromkeys(("1", "true", "yes", "on", "y", "t"), True),
+    **dict.fromkeys(("0", "false", "no", "off", "n", "f", ""), False),
+}
+_SPREADING = ("fsdp", "deepspeed")  # strategies that `accelerate launch` names by a variable
 _FIRST_PORT = 15000  # below what systems give out to outgoing connections
 _NUM_PORTS = 15000
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0  # Slurm's numbers for its batch, extern and interactive steps
@@ -35,11 +39,9 @@ def _choices(environment: Mapping[str, str]) -> dict[str, Any]:
     """What was chosen for the run, as against the process's place in it."""
     device = environment.get("NOTEBOOK_LAUNCHER_DEVICE", "")
     strategy = environment.get("NOTEBOOK_LAUNCHER_STRATEGY", "")
-    if not device and environment.get("ACCELERATE_USE_CPU", "").lower() in _YES:
-        device = "cpu"
-    for name in ("fsdp", "deepspeed"):  # set by `accelerate launch`
-        if not strategy and environment.get(f"ACCELERATE_USE_{name.upper()}", "").lower() in _YES:
-            strategy = name
+    for option, _, value in accelerates_choices(environment):
+        device = device or (value if option == "device" else "")
+        strategy = strategy or (value if option == "strategy" else "")
     threads = environment.get("OMP_NUM_THREADS", "").split(",")[0]  # OpenMP takes one number a nesting level
     found = {
         "device": device.lower() or None,
@@ -50,10 +52,21 @@ def _choices(environment: Mapping[str, str]) -> dict[str, Any]:
         "gradient_accumulation_steps": _number(environment, "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"),
         "seed": _number(environment, "NOTEBOOK_LAUNCHER_SEED"),
         "num_threads": int(threads) if threads.strip().isdecimal() else None,
-        "debug": environment.get("ACCELERATE_DEBUG_MODE", "").lower() in _YES or None,
+        "debug": _truth(environment, "ACCELERATE_DEBUG_MODE") or None,
         "launched": "NOTEBOOK_LAUNCHER" in environment or None,
     }
     return {name: value for name, value in found.items() if value is not None}
+
+
+def accelerates_choices(environment: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
+    """Option, variable and value for what Accelerate's variables of yes and no ask for."""
+    if _truth(environment, "ACCELERATE_USE_CPU"):
+        yield "device", "ACCELERATE_USE_CPU", "cpu"
+    asked = ((name, f"ACCELERATE_USE_{name.upper()}") for name in _SPREADING)
+    for name, variable in asked:
+        if _truth(environment, variable):
+            yield "strategy", variable, name
+            return
 
 
 def _torch_world(environment: Mapping[str, str], choices: dict[str, Any]) -> World:
@@ -141,7 +154,16 @@ def _first_host(nodes: str) -> str:
     return "".join(part or "" for part in found.groups()) if found else ""
 
 
-# --- numbers ---------------------------------------------------------------------------------------------------------
+# --- numbers, yes and no ---------------------------------------------------------------------------------------------
+
+
+def _truth(environment: Mapping[str, str], variable: str) -> bool:
+    text = environment.get(variable, "").strip()
+    if text.lower() not in _TRUTHS:
+        raise ConfigError(
+            f"the environment variable {variable} is {text!r}, and it takes true or false: correct or unset it."
+        )
+    return _TRUTHS[text.lower()]
 
 
 def _number(environment: Mapping[str, str], variable: str, otherwise: Any = None) -> Any:

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 
 from notebook_launcher.core import config_file, parallelism
 from notebook_launcher.core.config import snapshot
+from notebook_launcher.core.environment import accelerates_choices
 from notebook_launcher.core.errors import ConfigError
 from notebook_launcher.core.notices import warn
 from notebook_launcher.core.options import (
@@ -58,6 +59,7 @@ _VARIABLES = {  # read before NOTEBOOK_LAUNCHER_<OPTION>
     "mixed_precision": ("ACCELERATE_MIXED_PRECISION",),
     "gradient_accumulation_steps": ("ACCELERATE_GRADIENT_ACCUMULATION_STEPS",),
 }
+_OTHER_DEVICE = "ACCELERATE_TORCH_DEVICE"  # which all processes would share
 _PREFIX = "NOTEBOOK_LAUNCHER_"
 _NO_VARIABLE = ("env", "extra")
 
@@ -252,12 +254,13 @@ def _from_environment(environment: Mapping[str, str]) -> Iterator[tuple[str, str
             if environment.get(variable):
                 yield option, variable, environment[variable]
                 break
-    if environment.get("ACCELERATE_USE_CPU", "").lower() in {"true", "1", "yes"}:
-        yield "device", "ACCELERATE_USE_CPU", "cpu"
+    yield from accelerates_choices(environment)
 
 
 def _warn_of_unknown(environment: Mapping[str, str]) -> None:
     """A variable with our prefix that nothing reads is a slip of the keyboard: say so instead of ignoring it."""
+    if environment.get(_OTHER_DEVICE):
+        warn(f"the environment variable {_OTHER_DEVICE} has no effect: device and device_ids choose the devices.")
     unknown = sorted(name for name in environment if name.startswith(_PREFIX) and environment[name])
     for name in unknown:
         if name in _known_variables():

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator
 
+from notebook_launcher.core import device_words
 from notebook_launcher.core.errors import ConfigError
 from notebook_launcher.core.registry import unknown_name
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from pydantic import BaseModel, ValidationError
     from pydantic.fields import FieldInfo
 
-_UUID = re.compile(r"(GPU|MIG)-[0-9a-fA-F][0-9a-fA-F-]*")
+_UUID = re.compile(r"(GPU|MIG)-[0-9a-f][0-9a-f-]*", re.IGNORECASE)
 _KINDS: dict[Any, tuple[str, str]] = {
     int: ("int", "a whole number"),
     float: ("float", "a number"),
@@ -135,16 +136,26 @@ def _number(value: object) -> object:
 
 
 def _lower(value: object) -> object:
-    return value.lower() if isinstance(value, str) else value
+    return value.strip().lower() if isinstance(value, str) else value
 
 
 def _separated(value: object) -> object:
     """``"0,1"`` is a list of two, a tuple or range is a list, a single number a list of one."""
     if isinstance(value, str):
-        return [part.strip() for part in value.split(",") if part.strip()]
+        if _has_empty_place(value):
+            raise ValueError("what is missing can't be guessed")
+        return _parts(value)
     if isinstance(value, int) and not isinstance(value, bool):
         return [value]
     return list(value) if isinstance(value, tuple | range | set | frozenset) else value
+
+
+def _parts(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _has_empty_place(text: str) -> bool:
+    return bool(text.strip()) and not all(part.strip() for part in text.split(","))
 
 
 def _path(value: object) -> object:
@@ -160,16 +171,21 @@ PATH = BeforeValidator(_path)
 
 # --- errors ----------------------------------------------------------------------------------------------------------
 
-_TOLD_OF = "%launcher devices says whether one is here, and nothing launches on them in this version."
 _HINTS = {
-    ("device", "gpu"): "A GPU is 'cuda' (NVIDIA and AMD), 'mps' (Apple) or 'xpu' (Intel); 'auto' takes what is there.",
-    ("device", "rocm"): "An AMD GPU is 'cuda', as torch calls it.",
-    ("device", "xla"): "XLA's devices are 'tpu'.",
-    **{("device", kind): _TOLD_OF for kind in ("npu", "hpu", "mlu", "musa")},
-    **{("mixed_precision", name): "That is 'no'." for name in ("fp32", "float32", "float", "none")},
-    **{("mixed_precision", name): "That is 'fp16'." for name in ("float16", "half")},
+    **{("device", name): text for name, text in device_words.ADVICE.items()},
+    ("device_ids", "all"): "Leave it out to use all.",
+    **{("mixed_precision", name): "That is 'no'." for name in ("fp32", "float32", "float", "none", "32-true")},
+    **{("mixed_precision", name): "That is 'fp16'." for name in ("float16", "half", "16-mixed")},
+    ("mixed_precision", "bf16-mixed"): "That is 'bf16'.",
+    **{
+        ("mixed_precision", name): "Leave it out, and make the model of float64."
+        for name in ("fp64", "float64", "double")
+    },
+    ("mixed_precision", "fp8"): "Nothing computes in fp8 in this version.",
 }
 _NUMBERED = "One of several is chosen by device_ids, such as device='{0}', device_ids=[{1}]."
+_UNNUMBERED = "{0!r} is written without a number."
+_WITH_IDS = ("cuda", "xpu")  # kinds of which device_ids chooses
 
 
 def origin(sources: Mapping[str, str], *names: str) -> str:
@@ -196,13 +212,19 @@ def _complaint(
     row = table[name]
     if row.choices and isinstance(value, str):
         kind, _, number = value.partition(":")
-        numbered = _NUMBERED.format(kind, number) if kind in row.choices and number.isdecimal() else ""
-        hint = _HINTS.get((name, value.lower()), numbered)
+        told = _NUMBERED if kind in _WITH_IDS else _UNNUMBERED
+        numbered = told.format(kind, number) if kind in row.choices and number.isdecimal() else ""
+        hint = numbered or _HINTS.get((name, kind.lower()), "")
         known = f"{name} {value!r} is not known. {hint} Known: {', '.join(row.choices)}." if hint else ""
         return (known or str(unknown_name(name, value, row.choices))) + where
-    words = f"{row.words}{' or None' if row.optional else ''}"
+    if isinstance(value, str) and row.kind in {"int list", "str list"} and not inside and _has_empty_place(value):
+        parts = _parts(value)
+        without = f", or leave it out: {','.join(parts)!r}" if parts else ""
+        return f"{name}={shortened(value)} can't be: a place beside a comma is empty{where}. Fill it in{without}."
+    words = row.words + ("," if "," in row.words else "") + " or None" if row.optional else row.words
     part = f"{name} holds {shortened(value)}, which" if inside else f"{name}={shortened(value)}"
-    return f"{part} can't be: {name} takes {words}{where}. {row.description}"
+    advice = _HINTS.get((name, value.lower()), "") if isinstance(value, str) else ""
+    return f"{part} can't be: {name} takes {words}{where}. {advice or row.description}"
 
 
 def shortened(value: object) -> str:

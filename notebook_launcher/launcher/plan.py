@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import json
+import re
 import sys
 from typing import TYPE_CHECKING
 
@@ -78,6 +79,19 @@ def make_plan(
     ``environment`` stands in for the notebook's.
     """
     environment = snapshot() if environment is None else environment
+    try:
+        return _decided(config, look, environment)
+    except ConfigError as error:
+        from notebook_launcher.core.options import origin  # pydantic comes with it, which the extension has no time for
+
+        text = str(error)
+        told = origin(config.sources, *(name for name in config.sources if re.search(rf"\b{name}\b", text)))
+        if not told:
+            raise
+        raise ConfigError(text + told) from None
+
+
+def _decided(config: LaunchConfig, look: Callable[[], Sequence[DeviceRow]], environment: Mapping[str, str]) -> Plan:
     _check_not_launched(environment)
     if config.strategy is not None and config.strategy not in STRATEGIES.names:
         raise unknown_name("strategy", config.strategy, STRATEGIES.names)
@@ -86,7 +100,7 @@ def make_plan(
     row = rows.get(device)
     engine = _engine(config, device)
     chosen = _chosen(config, device, row, {**environment, **config.env})
-    num_local = _num_local(config, device, row, chosen)
+    num_local = _num_on_cpu(config, rows) if device == "cpu" else _num_local(config, device, row, chosen)
     _check_precision(config, device, row)
     _check_strategy(config, device, num_local)
     worlds = _worlds(config, device, num_local, {**environment, **config.env})
@@ -163,8 +177,6 @@ def _chosen(
 
 
 def _num_local(config: LaunchConfig, device: str, row: DeviceRow | None, chosen: Sequence[int] | None) -> int:
-    if device == "cpu":
-        return _num_on_cpu(config)
     num_devices = row.num_devices if row is not None else 0
     if device in _WHOLE:
         return _num_of_whole(config, device, num_devices)
@@ -213,9 +225,13 @@ def _num_of_whole(config: LaunchConfig, device: str, num_devices: int) -> int:
     return asked
 
 
-def _num_on_cpu(config: LaunchConfig) -> int:
-    if config.device_ids is not None:
-        raise ConfigError(f"device_ids={config.device_ids} chooses GPUs, and the device is cpu: leave it out.")
+def _num_on_cpu(config: LaunchConfig, rows: Mapping[str, DeviceRow]) -> int:
+    if config.device_ids is not None:  # with device="auto": LaunchConfig refuses it with "cpu"
+        reason = f": {rows['cuda'].reason}" if "cuda" in rows and rows["cuda"].reason else ""
+        raise ConfigError(
+            f"device_ids={config.device_ids} chooses GPUs, and device='auto' found none{reason}. Leave device_ids out "
+            "to run on the CPU."
+        )
     asked = config.num_processes or DEFAULT_ON_CPU
     limit = _MAX_RANKS_PER_CORE * num_cores()
     if asked > limit:

@@ -45,19 +45,23 @@ class Preflight:
     headline: str
     checks: tuple[Check, ...]
     figures: dict[str, float] = dataclasses.field(default_factory=dict)
+    is_stopped: bool = False  # by somebody, before it had found anything
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is wrong."""
-        return all(one.ok for one in self.checks)
+        """Whether nothing is wrong, and it came to its end."""
+        return not self.is_stopped and all(one.ok for one in self.checks)
 
     def lines(self) -> list[str]:
         """The findings as text, the verdict last."""
+        head = [self.headline] if self.headline else []
+        if self.is_stopped:
+            return [*head, "preflight: stopped before its end, so nothing is known"]
         width = max(len(one.name) for one in self.checks)
         told = [f"{'ok   ' if one.ok else 'WRONG'}  {one.name.ljust(width)}  {one.text}" for one in self.checks]
         failed = [one.name for one in self.checks if not one.ok]
         verdict = f"preflight: something is wrong with {', '.join(failed)}" if failed else "preflight: all is well"
-        return [*([self.headline] if self.headline else []), *told, verdict]
+        return [*head, *told, verdict]
 
     def facts(self) -> dict[str, Any]:
         """The same for programs, as what JSON holds."""
@@ -97,7 +101,7 @@ def run_check(config: LaunchConfig, launching: Callable[..., Run] = launch_paylo
     except Exception as error:  # noqa: BLE001 - a rank's own, of whatever kind: that is the finding
         return Preflight(headline, (Check("workers", ok=False, text=explained(error, headline)),))
     if run.status != "finished":
-        return Preflight(headline, (Check("workers", ok=False, text="the check was stopped before its end"),))
+        return Preflight(headline, (), is_stopped=True)
     return findings(headline, run.results, began_s)
 
 

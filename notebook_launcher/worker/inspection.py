@@ -110,6 +110,10 @@ def _no_peers(torch: Any, num_devices: int) -> tuple[tuple[int, int], ...]:
 
 
 def _mps(torch: Any) -> DeviceRow:
+    if platform.system() != "Darwin":
+        return DeviceRow(
+            "mps", 0, reason=f"MPS is the GPU of a Mac with Apple silicon, and this is {platform.system()}"
+        )
     if not torch.backends.mps.is_built():
         return DeviceRow("mps", 0, reason=f"this build of torch ({torch.__version__}) has no MPS")
     if not torch.backends.mps.is_available():
@@ -122,8 +126,10 @@ def _mps(torch: Any) -> DeviceRow:
 
 
 def _xpu(torch: Any) -> DeviceRow:
+    if getattr(getattr(torch, "version", None), "xpu", "") is None:  # a torch before 2.7 does not say
+        return DeviceRow("xpu", 0, reason=f"this torch ({torch.__version__}) is a build without XPU (Intel GPUs)")
     if not hasattr(torch, "xpu") or not torch.xpu.is_available():
-        return DeviceRow("xpu", 0, reason="torch sees no Intel GPU")
+        return DeviceRow("xpu", 0, reason="torch sees no Intel GPU: there is none, or its driver is missing")
     found = [torch.xpu.get_device_properties(index) for index in range(torch.xpu.device_count())]
     facts = [
         DeviceFacts(name=one.name, has_native_bf16=getattr(one, "has_bfloat16_conversions", None)) for one in found

@@ -98,6 +98,34 @@ def test_what_is_wrong_is_said_beside_its_control(notebook, panel):
     panel.button("Fewer options").click()
 
 
+def test_a_check_is_watched_answered_and_stopped(notebook, panel):
+    notebook.theme(dark=False)
+    panel.fill("Processes", "2")
+    panel.choose("Precision", "bf16")
+    panel.sees("a change before anything can be launched")  # the function's arguments, which a check is not for
+    panel.press("Check")
+    panel.sees("Stop ends it.")
+    notebook.picture("checking-light", panel.where)
+    assert panel.button("Launch").is_disabled()
+    notebook.prints("3 * 7", "21")  # the kernel is free meanwhile, and after it
+    panel.sees("All is well: 2 processes · CPU (gloo) · bf16")
+    panel.sees("✓ workers: 2 started in", "✓ bf16: products and sums", "✓ all-reduce: latency")
+    for dark in (True, False):
+        notebook.theme(dark=dark)
+        notebook.picture(f"checked-{'dark' if dark else 'light'}", panel.where)
+    assert not panel.button("Launch").is_disabled()
+    assert panel.button("Stop").is_disabled()
+    panel.press("Check")
+    panel.press("Stop")
+    panel.sees("The check was stopped before its end.")
+    notebook.picture("check-stopped-light", panel.where)
+    panel.fill("Processes", "70000")
+    panel.press("Check")
+    panel.sees("Nothing was checked.")
+    notebook.picture("check-refused-light", panel.where)
+    panel.fill("Processes", "2")
+
+
 def test_an_error_shows_the_notebook_s_line(notebook, panel):
     panel.choose("Function", "fail")
     panel.press("Launch")

@@ -45,6 +45,8 @@ def test_text_becomes_the_option_s_type():
     config = make(num_processes="3", device_ids="0, 1,2", stop_grace_s="0.5", preload="numpy,os.path", device="CUDA")
     assert (config.num_processes, config.device_ids, config.stop_grace_s) == (3, [0, 1, 2], 0.5)
     assert (config.preload, config.device) == (["numpy", "os.path"], "cuda")
+    assert make(device=" cpu\n", mixed_precision="BF16 ").mixed_precision == "bf16"
+    assert make(device_ids="gpu-6F11").device_ids == ["gpu-6F11"]
 
 
 def test_a_whole_number_of_another_library_counts():
@@ -69,15 +71,29 @@ def test_a_whole_number_of_another_library_counts():
         ({"device": "xla"}, ["XLA's devices are 'tpu'"]),
         ({"device": "cuda:1"}, ["'cuda:1' is not known", "device_ids, such as device='cuda', device_ids=[1]."]),
         ({"device": "cuda:x"}, ["Did you mean 'cuda'?"]),
+        ({"device": "cpu:0"}, ["'cpu:0' is not known. 'cpu' is written without a number. Known:"]),
+        ({"device": "tpu:1"}, ["'tpu' is written without a number."]),
+        ({"device": "gpu:1"}, ["A GPU is 'cuda' (NVIDIA and AMD)"]),
+        ({"device": "nvidia"}, ["An NVIDIA GPU is 'cuda'."]),
+        ({"device": "metal"}, ["An Apple GPU is 'mps'."]),
+        ({"device": "intel"}, ["An Intel GPU is 'xpu'."]),
+        ({"device_ids": "all"}, ["device_ids holds 'all'", "UUIDs, or None. Leave it out to use all."]),
+        ({"mixed_precision": "bf16-mixed"}, ["That is 'bf16'."]),
+        ({"mixed_precision": "float64"}, ["make the model of float64"]),
         ({"mixed_precision": "fp32"}, ["'fp32' is not known. That is 'no'. Known: no, fp16, bf16."]),
         ({"mixed_precision": "float16"}, ["That is 'fp16'."]),
         ({"num_proceses": None}, ["option 'num_proceses' is not known"]),
         ({"device": "cdua"}, ["device 'cdua'", "auto, cpu, cuda", "Did you mean 'cuda'?"]),
         ({"device": "gpu"}, ["device 'gpu'", "'cuda'", "'mps'"]),
-        ({"mixed_precision": "fp8"}, ["mixed_precision 'fp8'", "bf16, fp16, no"]),
+        ({"mixed_precision": "fp8"}, ["mixed_precision 'fp8' is not known. Nothing computes in fp8", "no, fp16, bf16"]),
         ({"device_ids": []}, ["device_ids is empty"]),
         ({"device_ids": [0, -1]}, ["[0, -1]", "from 0"]),
         ({"device_ids": [0, "b"]}, ["device_ids holds 'b'", "whole numbers"]),
+        ({"device_ids": "0,,1"}, ["device_ids='0,,1' can't be: a place beside a comma is empty", "out: '0,1'."]),
+        ({"device_ids": "0, 1,"}, ["device_ids='0, 1,' can't be", "empty. Fill it in, or leave it out: '0,1'."]),
+        ({"device_ids": ","}, ["device_ids=',' can't be: a place beside a comma is empty. Fill it in."]),
+        ({"device_ids": [0, ""]}, ["device_ids holds '', which can't be", "whole numbers"]),
+        ({"preload": "numpy,,os"}, ["preload='numpy,,os' can't be: a place beside a comma is empty"]),
         ({"device_ids": [0, 1, 1]}, ["device 1 twice"]),
         ({"device_ids": [0, 1], "num_processes": 3}, ["names 2 devices", "num_processes is 3"]),
         ({"device_ids": [0], "device": "cpu"}, ["device='cpu'", "Leave one of them out"]),
@@ -155,6 +171,28 @@ def test_accelerate_s_use_cpu_chooses_the_cpu_unless_a_device_was_named():
     assert LaunchConfig.make(environment={"ACCELERATE_USE_CPU": "1", "NOTEBOOK_LAUNCHER_DEVICE": "xpu"}).device == "xpu"
 
 
+@pytest.mark.parametrize("word", ["on", "Y", "t", " TRUE "])
+def test_accelerate_s_words_for_yes_and_no(word):
+    made = LaunchConfig.make(environment={"ACCELERATE_USE_CPU": word, "ACCELERATE_USE_FSDP": "off"})
+    assert (made.device, made.strategy) == ("cpu", None)
+    assert world({"ACCELERATE_USE_CPU": word}).device == "cpu"
+
+
+def test_what_is_neither_yes_nor_no_is_refused_here_and_on_a_rank():
+    for read in (world, lambda environment: LaunchConfig.make(environment=environment)):
+        with pytest.raises(ConfigError, match="ACCELERATE_USE_CPU is 'maybe', and it takes true or false: correct or"):
+            read({"ACCELERATE_USE_CPU": "maybe"})
+
+
+@pytest.mark.parametrize("strategy", ["fsdp", "deepspeed"])
+def test_accelerate_s_strategy_is_known_before_the_launch_as_on_the_ranks(strategy):
+    said = {f"ACCELERATE_USE_{strategy.upper()}": "true"}
+    made = LaunchConfig.make(environment=said)
+    assert made.strategy == world(said).strategy == strategy
+    assert made.sources["strategy"] == f"environment variable ACCELERATE_USE_{strategy.upper()}"
+    assert LaunchConfig.make(environment=said, strategy="ddp").strategy == "ddp"
+
+
 @pytest.mark.parametrize("precision", ["fp8", "fp16"])
 def test_a_mistake_in_the_environment_names_the_variable(precision):
     with pytest.raises(ConfigError, match="environment variable ACCELERATE_MIXED_PRECISION"):
@@ -221,6 +259,11 @@ def test_a_variable_that_stands_for_no_option_is_told(variable, hint):
     assert hint in str(seen[0].message)
     assert seen[0].filename == __file__
     assert config == LaunchConfig()
+
+
+def test_accelerate_s_variable_for_one_device_is_told_to_have_no_effect():
+    with pytest.warns(UserWarning, match="ACCELERATE_TORCH_DEVICE has no effect: device and device_ids choose"):
+        LaunchConfig.make(environment={"ACCELERATE_TORCH_DEVICE": "cuda:1"})
 
 
 def test_variables_that_a_launch_sets_or_that_are_empty_are_no_mistakes():

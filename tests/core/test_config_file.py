@@ -193,7 +193,7 @@ def test_the_file_s_head_says_what_accelerate_would_do(tmp_path, options, head):
 
 
 @pytest.mark.parametrize(
-    "text", [TWO_GPUS, DEEPSPEED, "warp: 9", "gpu_ids: 3", "gpu_ids: all", "distributed_type: TPU"]
+    "text", [TWO_GPUS, DEEPSPEED, "warp: 9", "gpu_ids: 3", "gpu_ids: all", "gpu_ids: ALL", "distributed_type: TPU"]
 )
 def test_load_save_load_is_equal(written, tmp_path, text):
     with warnings.catch_warnings():
@@ -285,8 +285,10 @@ def test_steps_changed_after_loading_are_written_where_accelerate_reads_them(wri
         ("use_cpu: maybe", "use_cpu"),
         ("use_cpu: true\nmixed_precision: fp16", "fp16"),
         ("gpu_ids: first", "device_ids"),
+        ("gpu_ids: 0,,1", "a place beside a comma is empty"),
         ("distributed_type: MULTI_GUP", "Did you mean 'MULTI_GPU'?"),
         ("distributed_type: [1]", "distributed_type"),
+        ("distributed_type: MULTI_NPU", "is 'MULTI_NPU', which nothing launches in this version. Known: NO, MULTI_CPU"),
         ("compute_environment: AMAZON_SAGEMAKER", "AMAZON_SAGEMAKER"),
         ("notebook_launcher: 3", "notebook_launcher"),
         ("notebook_launcher: {sed: 3}", "Did you mean 'seed'?"),

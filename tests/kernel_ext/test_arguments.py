@@ -70,6 +70,11 @@ def test_values_are_expanded_and_the_python_is_not():
         ("-x f()", ["option '-x' is not known"]),
         ("-n", ["--num-processes needs a value", "--num-processes 2"]),
         ("--mixed-precision ", ["needs a value", "bf16"]),
+        (
+            "--device-ids 0, 1 f()",
+            ["--device-ids 0, ends with a comma: a list has no spaces here, as in --device-ids 0,1."],
+        ),
+        ("--preload numpy, scipy f()", ["--preload numpy, ends with a comma", "--preload numpy,scipy."]),
         ("--background=yes f()", ["--background takes no value", "=yes"]),
         ("--env A f()", ["--env A", "A=1"]),
         ("--save 2x f()", ["--save 2x", "variable's name"]),

@@ -251,7 +251,10 @@ def test_an_apple_gpu_may_fall_back_to_the_cpu_unless_the_notebook_says_otherwis
 
 
 def test_device_ids_on_a_machine_without_gpus():
-    assert refusal(*LAPTOP, device_ids=[0]) == "device_ids=[0] chooses GPUs, and the device is cpu: leave it out."
+    assert refusal(*LAPTOP, device_ids=[0]) == (
+        "device_ids=[0] chooses GPUs, and device='auto' found none: this build of torch (2.13.0+cpu) has no CUDA. "
+        "Leave device_ids out to run on the CPU."
+    )
 
 
 # --- precision and strategy -------------------------------------------------------------------------------------------
@@ -385,6 +388,18 @@ def test_the_notes_say_where_each_option_came_from():
     assert note == (
         "options: num_processes=2 from argument, device='cpu' from argument, seed=3 from argument, "
         "mixed_precision='bf16' from environment variable ACCELERATE_MIXED_PRECISION"
+    )
+
+
+def test_a_refusal_names_where_the_option_came_from():
+    config = LaunchConfig.make(
+        environment={"ACCELERATE_MIXED_PRECISION": "fp16", "NOTEBOOK_LAUNCHER_DEVICE": "auto"}, num_processes=2
+    )
+    with pytest.raises(ConfigError) as caught:
+        make_plan(config, lambda: LAPTOP, environment={})
+    assert str(caught.value).endswith(
+        "Use 'bf16' or 'no'. (device: environment variable NOTEBOOK_LAUNCHER_DEVICE; mixed_precision: environment "
+        "variable ACCELERATE_MIXED_PRECISION)"
     )
 
 

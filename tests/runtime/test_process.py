@@ -77,5 +77,6 @@ def test_an_apple_gpu_is_for_one_process():
         process.place(World(device="mps", world_size=2, local_world_size=2))
 
 
-def test_an_apple_gpu_serves_one():
+def test_an_apple_gpu_serves_one(monkeypatch):
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
     assert process.place(World(device="mps")).distributed_type == "NO"

@@ -47,6 +47,7 @@ def test_what_came_of_it_in_words():
     text, is_bad = answer(Preflight("", (Found("options", ok=False, text="num_processes=3 is more than 1"),)))
     assert text.splitlines() == ["Something is wrong", "✗ options: num_processes=3 is more than 1"]
     assert is_bad
+    assert answer(Preflight(HEADLINE, (), is_stopped=True)) == ("The check was stopped before its end.", False)
 
 
 def checked(check):

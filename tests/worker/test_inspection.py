@@ -203,7 +203,11 @@ def test_a_plugin_that_finds_no_device(monkeypatch):
     assert row.reason == "json is installed, and torch.accelerator sees no such device"
 
 
-def test_apple_gpus():
+def test_apple_gpus(monkeypatch):
+    monkeypatch.setattr(inspection.platform, "system", lambda: "Linux")
+    reason = inspection._mps(_torch()).reason
+    assert reason == "MPS is the GPU of a Mac with Apple silicon, and this is Linux"
+    monkeypatch.setattr(inspection.platform, "system", lambda: "Darwin")
     assert "no MPS" in inspection._mps(_torch()).reason
     assert "no MPS device" in inspection._mps(_torch(mps=(True, False))).reason
     torch = _torch(mps=(True, True))
@@ -213,6 +217,7 @@ def test_apple_gpus():
 
 
 def test_what_an_apple_gpu_can_do_is_by_its_chip(monkeypatch):
+    monkeypatch.setattr(inspection.platform, "system", lambda: "Darwin")
     monkeypatch.setattr(inspection.apple_chip, "name", lambda: "Apple M2 Pro")
     row = inspection._mps(_torch(mps=(True, True)))
     assert row.names == ("Apple M2 Pro GPU",)
@@ -220,7 +225,10 @@ def test_what_an_apple_gpu_can_do_is_by_its_chip(monkeypatch):
 
 
 def test_intel_gpus():
-    assert inspection._xpu(_torch()).reason
+    assert inspection._xpu(_torch()).reason == "torch sees no Intel GPU: there is none, or its driver is missing"
+    without = _torch()
+    without.version.xpu = None
+    assert inspection._xpu(without).reason == "this torch (9.9) is a build without XPU (Intel GPUs)"
     assert inspection._xpu(_torch(xpu=[("Max", 5)])).names == ("Max",)
     assert inspection._xpu(types.SimpleNamespace()).num_devices == 0  # torch before it knew them
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
+from notebook_launcher.core import device_words
 from notebook_launcher.core.errors import ConfigError
 from notebook_launcher.core.registry import Registry
 
@@ -66,4 +67,8 @@ def select(world: World, *, cpu: bool) -> tuple[Backend, str]:
         found = accelerator_type()
         name = found or "cpu"
         why = f"torch found {found!r}" if found else "torch found no accelerator on this machine"
+    if name in device_words.ADVICE:
+        raise ConfigError(
+            f"device {name!r} is not known ({why}). {device_words.ADVICE[name]} Known: {', '.join(BACKENDS.names)}."
+        )
     return BACKENDS.load(name)(world), why

@@ -60,6 +60,8 @@ def mps(world: World) -> Backend:
             f"{world.world_size} processes can't train on an Apple GPU ('mps'): a machine has one, and torch can't "
             "exchange its tensors between processes. Launch with num_processes=1, or with device='cpu'."
         )
+    if not torch.backends.mps.is_available():
+        raise _absent("mps")
     macos, version = (_version(text) for text in (platform.mac_ver()[0], torch.__version__))
     return Backend(
         "mps",
@@ -84,6 +86,13 @@ def xpu(world: World) -> Backend:
     )
 
 
+def _absent(device_type: str) -> ConfigError:
+    return ConfigError(
+        f"device {device_type!r} is not here: this torch ({torch.__version__}) sees none, and the command "
+        "notebook-launcher devices says why. Use device='cpu', or leave the device open."
+    )
+
+
 def _version(text: str) -> tuple[int, int] | None:
     """Major and minor of a version such as "14.5" or "2.13.0+cpu"; None for "", macOS's version elsewhere."""
     major, *rest = text.split(".")
@@ -93,6 +102,8 @@ def _version(text: str) -> tuple[int, int] | None:
 def _own_device(device_type: str, world: World) -> torch.device:
     module = torch.get_device_module(device_type)
     count = module.device_count()
+    if not count:
+        raise _absent(device_type)
     if world.local_rank >= count:
         raise ConfigError(
             f"local rank {world.local_rank} has no {device_type} device of its own: {count} can be seen here. Launch "

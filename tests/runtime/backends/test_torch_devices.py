@@ -49,6 +49,26 @@ def test_a_rank_without_a_card_says_how_many_there_are():
         torch_devices.cuda(world)
 
 
+@pytest.mark.parametrize("kind", ["cuda", "mps", "xpu"])
+def test_a_machine_without_the_device_that_was_named(monkeypatch, kind):
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    monkeypatch.setattr(torch, "get_device_module", lambda _: types.SimpleNamespace(device_count=lambda: 0))
+    with pytest.raises(
+        ConfigError, match=rf"device '{kind}' is not here: this torch \(.*\) sees none, and the command"
+    ):
+        select(World(device=kind), cpu=False)
+
+
+@pytest.mark.parametrize(("word", "text"), [("gpu", "A GPU is 'cuda'"), ("npu", "nothing launches on them")])
+def test_another_word_for_a_device_is_answered_with_ours(word, text):
+    with pytest.raises(
+        ConfigError, match=rf"device '{word}' is not known \(the launch chose device='{word}'\)"
+    ) as caught:
+        select(World(device=word), cpu=False)
+    assert text in str(caught.value)
+    assert "Did you mean" not in str(caught.value)
+
+
 def test_an_intel_card(monkeypatch):
     properties = types.SimpleNamespace(name="Arc A770", has_bfloat16_conversions=False)
     surface = types.SimpleNamespace(
@@ -71,6 +91,7 @@ def test_an_intel_card(monkeypatch):
     ],
 )
 def test_a_mac_by_its_chip_its_system_and_torch(monkeypatch, chip, macos, version, refused):
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
     monkeypatch.setattr(torch_devices.apple_chip, "name", lambda: chip)
     monkeypatch.setattr(torch_devices.platform, "mac_ver", lambda: (macos, ("", "", ""), ""))
     monkeypatch.setattr(torch, "__version__", version)
