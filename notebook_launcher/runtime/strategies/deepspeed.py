@@ -85,6 +85,7 @@ class DeepSpeed:
     pairs_optimizers = False
     trains_apart = False
     backward = staticmethod(single.backward)  # engines hear of it from their models' outputs
+    go_on = staticmethod(single.go_on)
 
     def __init__(self, process: Process, keywords: Keywords) -> None:
         """Train on the process's device, as the plugin and the launch's section say; ``ConfigError`` for a slip."""
