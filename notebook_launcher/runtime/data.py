@@ -92,7 +92,8 @@ class PreparedLoader(DataLoader[Any]):
         share = self._share
         if share.sampler is not None and not share.dispatches:
             return len(share.sampler)
-        return sharding.num_rounds(super().__len__(), share.plan, share.rank)
+        num_samples = self.total_dataset_length if share.sampler is None else share.sampler.num_samples
+        return sharding.num_rounds(super().__len__(), share.plan, share.rank, num_samples)
 
     def set_epoch(self, epoch: int) -> None:
         """Make ``epoch`` (from 0) the next one: its order is always the same. Without this, epochs count themselves."""

@@ -108,8 +108,11 @@ def rounds(batches: Iterable[Batch], plan: Plan, operations: Operations[Batch]) 
     return _deal(batches, plan, operations)
 
 
-def num_rounds(num_batches: int, plan: Plan, rank: int) -> int:
-    """How many batches ``rank`` gets of a loader that has ``num_batches``."""
+def num_rounds(num_batches: int, plan: Plan, rank: int, num_samples: int | None = None) -> int:
+    """How many batches ``rank`` gets of a loader that has ``num_batches``; of ``num_samples``, where that is known."""
+    if plan.split and not plan.even and num_samples is not None and plan.batch_size and num_batches:
+        left = num_samples - (num_batches - 1) * plan.batch_size  # in the last batch, which may not do for all ranks
+        return num_batches - (left <= rank * (plan.batch_size // plan.num_ranks))
     if plan.split or plan.num_ranks == 1:
         return num_batches
     full, left = divmod(num_batches, plan.num_ranks)

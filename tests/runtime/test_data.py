@@ -276,6 +276,9 @@ def test_shares_may_be_uneven(on_ranks, dispatch):
     assert (first, second) == ([[0, 1], [4]], [[2, 3]])
     first, second = on_ranks(no_metrics, options, 1, {"batch_size": 2})
     assert (first, second) == ([[0]], []), "a rank whose share is empty ends like the others"
+    options = settings(even_batches=False, dispatch_batches=dispatch, split_batches=True)
+    first, second = on_ranks(no_metrics, options, 5, {"batch_size": 4})
+    assert (first, second) == ([[0, 1], [4]], [[2, 3]])
 
 
 def no_metrics(options, num_samples, loader_options):
