@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from notebook_launcher.core.errors import CheckpointError, ConfigError
-from notebook_launcher.runtime import dispatch, sharding, trees
+from notebook_launcher.runtime import dispatch, sharding, short_batches, trees
 from notebook_launcher.runtime.places import Beginning, Place, State
 from notebook_launcher.runtime.randomness import OwnStream, alike_among, equalize
 from notebook_launcher.runtime.sampling import Epochs, Notes, SharedSampler, is_sharded
@@ -246,10 +246,13 @@ class PreparedLoader(DataLoader[Any]):
             share.epochs.begin()
         elif is_sent:
             return itertools.chain(self._begun(), dispatch.received(iter(()), share.process))
-        source: Iterator[Any] = iter(()) if is_sent else self._read()
+        size = share.plan.batch_size
+        with short_batches.counted(self, super().__iter__, size):
+            sized = short_batches.Sizes(iter(()) if is_sent else self._read(), size)
+        source: Iterator[Any] = sized
         if share.sampler is None and not self.num_workers:
             source = share.place.follow(source, num_before * share.plan.num_parts, share.plan.num_parts)
-        rounds = sharding.rounds(source, share.plan, sharding.data_operations(share.plan.batch_size))
+        rounds = sharding.rounds(source, share.plan, sharding.data_operations(size, lambda: sized.first))
         return dispatch.received(rounds, share.process) if share.dispatches else dispatch.own(rounds, share.rank)
 
     def _begun(self) -> Iterator[dispatch.Received]:

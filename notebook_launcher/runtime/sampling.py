@@ -227,7 +227,7 @@ class SharedSampler:
     @property
     def num_samples(self) -> int | None:
         """How many samples a pass has, over all ranks; None where only the batch sampler itself could tell."""
-        return len(self.base.sampler) if type(self.base) is BatchSampler else None
+        return len(self.base.sampler) if type(self.base) is BatchSampler else None  # type: ignore[arg-type]
 
     def __getattr__(self, name: str) -> Any:
         """The loader's own sampler has the rest: ``sampler``, ``batch_size``, ``drop_last``."""

@@ -81,14 +81,17 @@ INDICES: Operations[Any] = Operations(
 )
 
 
-def data_operations(batch_size: int | None) -> Operations[Any]:
-    """For batches of data. The first one's size tells which of its lists have one element a sample: images, targets."""
+def data_operations(batch_size: int | None, first_size: Callable[[], int | None] | None = None) -> Operations[Any]:
+    """For batches of data. The first one's size tells which of its lists have one element a sample: images, targets.
+
+    That is ``batch_size``, or what ``first_size`` says when the first was read.
+    """
     depth: int | None = None
 
     def size(batch: Any) -> int:
         nonlocal depth
         if depth is None:
-            depth = trees.row_depth(batch, batch_size)
+            depth = trees.row_depth(batch, batch_size if first_size is None else first_size())
         found = trees.num_samples(batch, depth)
         return 1 if found is None else found
 
