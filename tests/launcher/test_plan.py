@@ -343,9 +343,11 @@ def test_a_section_for_another_strategy_is_told():
             "auto_wrap_policy 'SIZE_BASED' is not known. Did you mean 'SIZE_BASE",
         ),
         ({"fsdp_offload_params": "yess"}, "FSDP's cpu_offload='yess' is neither true nor false"),
+        ({"fsdp_min_num_params": "many"}, "FSDP's min_num_params='many' is not a number of parameters; give a whole"),
+        ({"fsdp_min_num_params": -1}, "FSDP's min_num_params=-1 is not a number of parameters"),
         (["fsdp_offload_params"], "fsdp_config=['fsdp_offload_params']: it takes names and values, such as"),
     ],
-    ids=range(4),
+    ids=range(6),
 )
 def test_slips_in_the_section_of_a_strategy_are_found_before_anything_starts(section, says):
     assert says in refusal(*LAPTOP, strategy="fsdp", extra={"fsdp_config": section})
