@@ -37,11 +37,11 @@ class _Share:
     process: Process
     sampler: SharedSampler | None  # None: an iterable data set, shared as batches of data
     dispatches: bool
-    device: torch.device | None  # None: batches stay where they are
     non_blocking: bool
     put: Callable[[Any], Any] | None  # the backend's own way to put them there
     generator: torch.Generator | None  # the loader's own, for the seeds of its workers
     place: Place  # how far it has come, for checkpoints
+    device: torch.device | None = None  # None: batches stay where they are
     rng_types: Sequence[str] = ()  # random streams that each pass makes equal on all ranks
     latest: Iteration | None = None
 
@@ -290,6 +290,16 @@ def prepare(
                 "can't follow two; prepare the DataLoader that was given to the other, or a new one"
             )
         return loader
+    share = _share_of(loader, process, progress, options)
+    share.rng_types = rng_types if process.world.world_size > 1 else ()
+    share.device = process.device if place and process.device.type != "cpu" else None
+    return _as_prepared(loader, share)
+
+
+def _share_of(
+    loader: DataLoader[Any], process: Process, progress: Progress, options: DataLoaderConfiguration
+) -> _Share:
+    """What this process gets of ``loader``, and how: as indices, or as data that are read by all or by rank 0."""
     iterable = isinstance(loader.dataset, IterableDataset)
     base = None if iterable else loader.sampler if loader.batch_sampler is None else loader.batch_sampler
     num_ranks = 1 if is_sharded(base, process) else process.num_processes
@@ -306,7 +316,8 @@ def prepare(
     dispatches = (iterable if options.dispatch_batches is None else options.dispatch_batches) and is_common
     drawn = (dataclasses.replace(plan, num_ranks=1), 0) if dispatches else (plan, rank)
     sampler = None if iterable else SharedSampler(base, *drawn, epochs, is_agreed=is_common and not dispatches)
-    share = _Share(
+    in_process = sampler is None and not loader.num_workers
+    return _Share(
         progress=progress,
         plan=plan,
         epochs=epochs,
@@ -314,19 +325,11 @@ def prepare(
         process=process,
         sampler=sampler,
         dispatches=dispatches,
-        device=process.device if place and process.device.type != "cpu" else None,
         non_blocking=options.non_blocking,
         put=process.backend.put,
         generator=loader.generator,
-        place=Place(
-            epochs,
-            loader.dataset,
-            [*epochs.generators, loader.generator],
-            in_process=sampler is None and not loader.num_workers,
-        ),
-        rng_types=rng_types if process.world.world_size > 1 else (),
+        place=Place(epochs, loader.dataset, [*epochs.generators, loader.generator], in_process=in_process),
     )
-    return _as_prepared(loader, share)
 
 
 def _plan(loader: DataLoader[Any], num_ranks: int, options: DataLoaderConfiguration) -> sharding.Plan:
