@@ -19,7 +19,7 @@ from notebook_launcher.core.errors import CheckpointError, ConfigError
 from notebook_launcher.runtime import options, plugins, zero_config
 from notebook_launcher.runtime.stand_ins import DummyOptim, DummyScheduler
 
-pytestmark = pytest.mark.slow  # together
+pytestmark = pytest.mark.slow  # a single test may be quick, the file as a whole is not
 
 HAS_DEEPSPEED = importlib.util.find_spec("deepspeed") is not None
 needs_deepspeed = pytest.mark.skipif(
