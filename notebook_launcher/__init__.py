@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from notebook_launcher.core.config import LaunchConfig
+    from notebook_launcher.core.deepspeed_options import DeepSpeedPlugin
     from notebook_launcher.core.errors import (
         CheckpointError,
         ConfigError,
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
         AutocastKwargs,
         DataLoaderConfiguration,
         DDPCommunicationHookType,
-        DeepSpeedPlugin,
         DistributedDataParallelKwargs,
         GradientAccumulationPlugin,
         GradScalerKwargs,
@@ -122,7 +122,7 @@ _HOMES = {
     "ConfigError": "core.errors",
     "DDPCommunicationHookType": "runtime.plugins",
     "DataLoaderConfiguration": "runtime.plugins",
-    "DeepSpeedPlugin": "runtime.plugins",
+    "DeepSpeedPlugin": "core.deepspeed_options",
     "DistributedDataParallelKwargs": "runtime.plugins",
     "DistributedType": "runtime.process",
     "DummyOptim": "runtime.stand_ins",

@@ -43,7 +43,6 @@ TORCH_MODULES = {f"{PACKAGE}.core.torch_pickling"}
 ENVIRONMENT_MODULE = f"{PACKAGE}.core.config"
 PRINTING_MODULES = {f"{PACKAGE}.launcher.terminal", f"{PACKAGE}.kernel_ext.magics"}
 MAX_LINES = 400
-MAX_LINES_OF = {f"{PACKAGE}.runtime.accelerator": 600}
 MAX_FUNCTION_LINES = 50
 IMPORT_NAMES = {"ipython": "IPython", "pyyaml": "yaml"}  # where they differ from the distribution's name
 
@@ -190,7 +189,7 @@ def test_importing_the_kernel_side_loads_no_torch():
 
 @each_module
 def test_no_file_is_long(module):
-    assert len(source(module).splitlines()) <= MAX_LINES_OF.get(module, MAX_LINES)
+    assert len(source(module).splitlines()) <= MAX_LINES
 
 
 def long_functions(code: ast.Module) -> list[str]:

@@ -116,7 +116,7 @@ def _settings(told: Mapping[str, Any]) -> Settings:
     return Settings(
         wrap=wrap if callable(wrap) else _named("auto_wrap_policy", wrap, _WRAPS),
         class_names=tuple(one.strip() for one in names.split(",")) if isinstance(names, str) else tuple(names),
-        min_num_params=int(told["min_num_params"] or 0),
+        min_num_params=_num_params(told["min_num_params"]),
         reshard_after_forward=_flag("reshard_after_forward", reshard, otherwise=_resharding(sharding)),
         offload=bool(_flag("cpu_offload", getattr(offload, "offload_params", offload), otherwise=False)),
         checkpoint_activations=bool(
@@ -182,6 +182,20 @@ def _flag(name: str, value: Any, *, otherwise: bool | None) -> bool | None:
     if found is None:
         raise ConfigError(f"FSDP's {name}={value!r} is neither true nor false")
     return found
+
+
+def _num_params(value: Any) -> int:
+    if value is None:
+        return 0
+    try:
+        found = float(value)  # "1e8", as YAML reads it
+    except (TypeError, ValueError):
+        found = -1
+    if found < 0 or not found.is_integer():
+        raise ConfigError(
+            f"FSDP's min_num_params={value!r} is not a number of parameters; give a whole number, such as 100000000"
+        )
+    return int(found)
 
 
 def _named(argument: str, given: Any, known: tuple[str, ...]) -> str | None:

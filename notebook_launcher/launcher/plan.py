@@ -9,7 +9,7 @@ import re
 import sys
 from typing import TYPE_CHECKING
 
-from notebook_launcher.core import fsdp_options, parallelism
+from notebook_launcher.core import deepspeed_options, fsdp_options, parallelism
 from notebook_launcher.core.config import snapshot
 from notebook_launcher.core.cores import num_cores
 from notebook_launcher.core.errors import ConfigError
@@ -44,7 +44,7 @@ _DEFAULTS = {  # variables, where nobody has said otherwise
 _VISIBLE = {"cuda": ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"), "xpu": ("ZE_AFFINITY_MASK",)}
 _WHOLE = ("tpu",)  # kinds of which a launch has one device or all
 _ALONE = ("mps",)  # kinds for one process
-_CHECKS = {"fsdp": fsdp_options.check}  # of the strategy's section in a configuration file
+_CHECKS = {"fsdp": fsdp_options.check, "deepspeed": deepspeed_options.check}  # of the strategy's section in a file
 _STRATEGIES = {  # as people write them, where that is not the option's value
     "ddp": "DDP",
     "fsdp": "FSDP",

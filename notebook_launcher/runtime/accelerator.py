@@ -4,20 +4,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import logging
-import time
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from notebook_launcher.core import config, events
+from notebook_launcher.core import config
 from notebook_launcher.runtime import (
     data,
-    gather,
     memory,
     models,
     optim,
@@ -27,25 +24,21 @@ from notebook_launcher.runtime import (
     process,
     states,
     strategies,
-    weighting,
 )
 from notebook_launcher.runtime.accumulation import Accumulation, Progress
 from notebook_launcher.runtime.checkpoint import Checkpoints
+from notebook_launcher.runtime.exchanging import Exchanging
 from notebook_launcher.runtime.groups import Groups
-from notebook_launcher.runtime.identity import Identity
 from notebook_launcher.runtime.loops import Loops
 from notebook_launcher.runtime.pipelining import Pipelining
+from notebook_launcher.runtime.reporting import Reporting
 from notebook_launcher.runtime.saving import Saving
-from notebook_launcher.runtime.trackers import Trackers, plain
+from notebook_launcher.runtime.stepping import Stepping
+from notebook_launcher.runtime.trackers import Trackers
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from torch.profiler import profile
-
-    from notebook_launcher.runtime.accumulation import Group
-    from notebook_launcher.runtime.trackers import GeneralTracker
 
 _logger = logging.getLogger(__name__)
 _A = TypeVar("_A")
@@ -56,7 +49,7 @@ _E = TypeVar("_E")
 _M = TypeVar("_M", bound=nn.Module)
 
 
-class Accelerator(Identity, Pipelining, Saving):
+class Accelerator(Reporting, Stepping, Exchanging, Pipelining, Saving):
     """Makes one training loop run on any number of processes, on any device, in any precision.
 
     ::
@@ -72,8 +65,6 @@ class Accelerator(Identity, Pipelining, Saving):
     What is left out is what the launch chose. Works in a launched process, under ``torchrun``, in a Slurm step, and
     alone.
     """
-
-    _trigger = False
 
     def __init__(  # noqa: PLR0913, PLR0917 - Accelerate's signature
         self,
@@ -111,37 +102,47 @@ class Accelerator(Identity, Pipelining, Saving):
         do, or that is not supported yet.
         """
         keywords = plugins.Keywords(kwargs_handlers)
-        plugin = options.of_type(
+        accumulation = options.of_type(
             "gradient_accumulation_plugin", gradient_accumulation_plugin, plugins.GradientAccumulationPlugin
         )
+        self.device_placement = device_placement
         self._data_options = options.loader_options(dataloader_config, split_batches=split_batches)
         self._rng_types = options.rng_types(rng_types)
         self._profiling = keywords[plugins.ProfileKwargs]
         self._dynamo_backend = options.dynamo_backend(dynamo_backend)
+        self._step_scheduler_with_optimizer = step_scheduler_with_optimizer
+        self._scheduler_steps_per_process = scheduler_steps_per_process
         self.project_configuration = options.project(project_config, project_dir)
         given = {"deepspeed_plugin": deepspeed_plugin, "fsdp_plugin": fsdp_plugin, "pipeline_plugin": pipeline_plugin}
         world = options.with_plugins(config.world(), keywords, **given, parallelism_config=parallelism_config)
         precision_name = options.mixed_precision(mixed_precision, world)
-        num_steps = options.gradient_accumulation_steps(gradient_accumulation_steps, plugin, world)
+        num_steps = options.gradient_accumulation_steps(gradient_accumulation_steps, accumulation, world)
         world = dataclasses.replace(world, gradient_accumulation_steps=num_steps)
-        place = process.place(world, cpu=cpu)
+        self._take_place(process.place(world, cpu=cpu), world.strategy, precision_name, keywords)
+        self._make_parts(num_steps, accumulation)
+        self._trackers = Trackers(log_with, self.logging_dir, is_main=self.is_main_process)
+        states.remember(self)
+
+    def _take_place(
+        self, place: process.Process, strategy: str | None, precision_name: str, keywords: plugins.Keywords
+    ) -> None:
+        """Meet the other processes, once it is known that the device can do what is asked of it."""
         self._precision = precision.choose(precision_name, place.backend, place.why_device, keywords)
         self._process = process.join(place, keywords[plugins.InitProcessGroupKwargs])
-        self._strategy = strategies.create(world.strategy, self._process, keywords, self._data_options)
+        self._strategy = strategies.create(strategy, self._process, keywords, self._data_options)
         self._pipelining = keywords[plugins.PipelineParallelPlugin]
         self._backward = self._strategy.backward
+
+    def _make_parts(self, num_steps: int, accumulation: plugins.GradientAccumulationPlugin) -> None:
+        """The parts that do the work; they share the lists of what is prepared."""
         self._accumulation = Accumulation(
             num_steps,
-            sync_at_end=plugin.sync_with_dataloader,
-            sync_each_batch=plugin.sync_each_batch,
+            sync_at_end=accumulation.sync_with_dataloader,
+            sync_each_batch=accumulation.sync_each_batch,
             new_scaling=self._precision.new_scaling,
         )
         self._progress = Progress()
         self._loops = Loops()
-        self._step_scheduler_with_optimizer = step_scheduler_with_optimizer
-        self._scheduler_steps_per_process = scheduler_steps_per_process
-        self.device_placement = device_placement
-        self._trackers = Trackers(log_with, self.logging_dir, is_main=self.is_main_process)
         self._models: list[tuple[nn.Module, nn.Module]] = []  # as given, as prepared
         self._optimizers: list[optim.PreparedOptimizer] = []
         self._schedulers: list[optim.PreparedScheduler] = []
@@ -159,7 +160,6 @@ class Accelerator(Identity, Pipelining, Saving):
             self._accumulation,
             self._groups,
         )
-        states.remember(self)
 
     # --- facts -------------------------------------------------------------------------------------------------------
 
@@ -221,59 +221,6 @@ class Accelerator(Identity, Pipelining, Saving):
     def optimizer_step_was_skipped(self) -> bool:
         """Whether a prepared optimizer's last step was skipped because fp16 gradients overflowed."""
         return any(optimizer.step_was_skipped for optimizer in self._optimizers)
-
-    # --- reporting ---------------------------------------------------------------------------------------------------
-
-    @property
-    def trackers(self) -> list[GeneralTracker]:
-        """The trackers with an open run on this rank; those of most kinds are on rank 0 alone."""
-        return self._trackers.active
-
-    def init_trackers(
-        self,
-        project_name: str,
-        config: Mapping[str, Any] | None = None,
-        init_kwargs: Mapping[str, Mapping[str, Any]] | None = None,
-    ) -> None:
-        """Open a run of ``project_name`` with each tracker of ``log_with``, on rank 0.
-
-        ``config`` has the hyperparameters to record; ``init_kwargs``, by tracker, options of what opens its run.
-        """
-        self._trackers.start(project_name, config, init_kwargs or {})
-
-    def log(
-        self, values: Mapping[str, Any], step: int | None = None, log_kwargs: Mapping[str, Any] | None = None
-    ) -> None:
-        """Record ``values`` of ``step``, from rank 0, with the trackers; in a launched run they stream to the notebook.
-
-        Tensors and arrays become numbers, or lists of them. ``log_kwargs``: by tracker, options of its ``log``.
-        """
-        self._trackers.log(values, step, log_kwargs or {})
-        if self.is_main_process:
-            events.emit(events.Metric(plain(values), step, time.time()))
-
-    def progress(self, iterable: Iterable[_A], total: int | None = None, description: str = "") -> Iterator[_A]:
-        """What ``iterable`` gives, a loader's batches for one; the notebook's monitor shows how far this process is.
-
-        ``total`` is the number of steps where ``iterable`` has no length. Such loops may stand inside one another.
-        """
-        return self._loops.track(iterable, total, description)
-
-    def get_tracker(self, name: str, unwrap: bool = False) -> Any:
-        """The tracker ``name``, or with ``unwrap`` its library's own object (a ``SummaryWriter``, a ``wandb.Run``).
-
-        On a rank without trackers an object that swallows whatever is called on it. Raises ``ConfigError`` for a name
-        that ``log_with`` does not have, or where no run is open.
-        """
-        return self._trackers.get(name, unwrap=unwrap)
-
-    def end_training(self) -> None:
-        """Close the trackers' runs, and wait for a save in the background. A launch does both at its end too.
-
-        The process group stays: other accelerators of this process use it.
-        """
-        self._trackers.end()
-        self._checkpoints.wait()
 
     # --- preparing ---------------------------------------------------------------------------------------------------
 
@@ -434,167 +381,3 @@ class Accelerator(Identity, Pipelining, Saving):
         return [None] * len(objects)
 
     clear = free_memory
-
-    # --- stepping ----------------------------------------------------------------------------------------------------
-
-    def accumulate(self, *accumulated: nn.Module) -> Group:
-        """A context for one micro-batch of ``accumulated`` models; gradients are exchanged when the group is complete.
-
-        A group has ``gradient_accumulation_steps`` micro-batches, and ends with the loader that drives the loop. In the
-        context ``backward`` divides by the micro-batches that the group holds, the last, short group's too. Each set of
-        models has groups of its own, and the optimizers of their parameters step when those are complete.
-        """
-        return self._groups[accumulated]
-
-    def no_sync(self, model: nn.Module) -> contextlib.AbstractContextManager[Any]:
-        """A context in which backward keeps ``model``'s gradients on this process."""
-        context = self._strategy.no_sync(model)
-        return contextlib.nullcontext() if context is None else context
-
-    def trigger_sync_in_backward(self, model: nn.Module) -> contextlib.AbstractContextManager[Any]:
-        """A context whose one backward exchanges ``model``'s gradients, though its forwards ran under ``no_sync``."""
-        return self._strategy.sync_in_backward(model) or contextlib.nullcontext()
-
-    @contextlib.contextmanager
-    def join_uneven_inputs(self, joinables: Sequence[nn.Module], even_batches: bool | None = None) -> Iterator[None]:
-        """A context in which processes may train ``joinables``, prepared models, on fewer batches than others.
-
-        ``even_batches`` is in force for passes over loaders that begin inside; None leaves it as it is.
-        """
-        with data.evenness(self._loaders, even_batches), self._strategy.join(joinables) or contextlib.nullcontext():
-            yield
-
-    def backward(self, loss: torch.Tensor, *, num_items: float | torch.Tensor | None = None, **keywords: Any) -> None:
-        """Add the gradients of ``loss`` (0-d), divided by the micro-batches of its accumulation group.
-
-        With ``num_items``, ``loss`` is a sum over so many (tokens, boxes ...) on this process, and the group's gradient
-        becomes that of the mean over the items of all its micro-batches on all processes, however they differ::
-
-            with accelerator.accumulate(model):
-                loss_sum = cross_entropy(model(x).flatten(0, 1), labels.flatten(), reduction="sum")
-                accelerator.backward(loss_sum, num_items=(labels != -100).sum())
-
-        Every process then calls it as often. Other keywords are those of ``torch.Tensor.backward``.
-        """
-        window = self._accumulation.current
-        if not window.sync and not self._accumulation.entered:
-            self._accumulation.end_if_left()
-        if num_items is not None or window.items is not None:
-            loss = weighting.weigh(loss, num_items, self._accumulation, self._data_process)
-        elif window.divisor != 1:
-            loss = loss / window.divisor
-        window.is_pending = window.has_run = True
-        if window.scaling is not None:
-            loss = window.scaling.scale(loss)
-        if keywords:
-            self._backward(loss, **keywords)
-        else:
-            self._backward(loss)
-
-    def unscale_gradients(self, optimizer: Any = None) -> None:
-        """Bring gradients that fp16 has scaled to their true size: those of ``optimizer`` (or several), else of all.
-
-        ``clip_grad_norm_`` and the optimizer's step do it by themselves. Within an unfinished group nothing is done.
-        """
-        if optimizer is None:
-            optimizer = self._optimizers
-        for one in map(self.prepare_optimizer, optimizer if isinstance(optimizer, list | tuple) else [optimizer]):
-            window = one.current_window()
-            if window.scaling is not None and window.sync:
-                window.scaling.unscale(one.optimizer)
-
-    def clip_grad_norm_(
-        self, parameters: Iterable[torch.Tensor] | torch.Tensor, max_norm: float, norm_type: float = 2
-    ) -> torch.Tensor:
-        """Scale the gradients to a norm of at most ``max_norm``; return their norm before, 0-d.
-
-        Within an unfinished accumulation group nothing is scaled.
-        """
-        if isinstance(parameters, torch.Tensor):
-            parameters = [parameters]
-        window = self._accumulation.current
-        limit = max_norm if window.sync else float("inf")
-        if window.scaling is None:
-            return self._strategy.clip(parameters, limit, norm_type)
-        parameters = list(parameters)
-        if window.sync:
-            self.unscale_gradients(optim.holders_of(parameters, self._optimizers))
-            return self._strategy.clip(parameters, limit, norm_type)
-        return window.scaling.true_size(self._strategy.clip(parameters, limit, norm_type))
-
-    def clip_grad_value_(self, parameters: Iterable[torch.Tensor] | torch.Tensor, clip_value: float) -> None:
-        """Bring each gradient into [-clip_value, clip_value]; within an unfinished accumulation group do nothing."""
-        parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-        if self._accumulation.current.sync:
-            self.unscale_gradients(optim.holders_of(parameters, self._optimizers))
-            self._strategy.clip_value(parameters, clip_value)
-
-    def autocast(
-        self, autocast_handler: plugins.AutocastKwargs | None = None
-    ) -> contextlib.AbstractContextManager[Any]:
-        """A context in which torch computes in this precision; ``autocast_handler`` replaces the accelerator's own."""
-        return self._precision.autocast(autocast_handler)
-
-    def profile(
-        self, profile_handler: plugins.ProfileKwargs | None = None
-    ) -> contextlib.AbstractContextManager[profile]:
-        """A context that gives a ``torch.profiler.profile`` of what runs inside.
-
-        Each process writes a Chrome trace ``profile_<rank>.json`` into ``output_trace_dir``, where that is set.
-        """
-        return plugins.profiling(profile_handler or self._profiling, self.process_index)
-
-    def maybe_context_parallel(
-        self,
-        buffers: list[torch.Tensor] | None = None,
-        buffer_seq_dims: list[int] | None = None,
-        no_restore_buffers: set[torch.Tensor] | None = None,
-    ) -> contextlib.AbstractContextManager[None]:
-        """A context that would split sequences among processes; none of the strategies does, so it changes nothing."""
-        del buffers, buffer_seq_dims, no_restore_buffers
-        return contextlib.nullcontext()
-
-    # --- collectives -------------------------------------------------------------------------------------------------
-
-    def gather(self, tensor: Any) -> Any:
-        """Tensors of all processes joined along dim 0, in rank order, in any nesting; a 0-d one becomes (processes,).
-
-        They keep dtype and device. Raises ``ValueError`` where processes differ in shape or dtype.
-        """
-        return gather.gather(tensor)
-
-    def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
-        """Every tensor's "sum", "mean", "max", "min" or "prod" over the processes, times ``scale``, in any nesting.
-
-        Shapes stay, and dtypes but for integers and bools: their sums and products are int64, their means fp32. "none"
-        leaves all as it is. Raises ``ValueError`` where processes differ in shape or dtype, ``ConfigError`` for another
-        reduction, ``TypeError`` for numbers and arrays.
-        """
-        return gather.reduce(tensor, reduction, scale)
-
-    def pad_across_processes(self, tensor: Any, dim: int = 0, pad_index: float = 0, pad_first: bool = False) -> Any:
-        """Every tensor as long in ``dim`` as the longest of all processes, filled with ``pad_index``, in any nesting.
-
-        ``pad_first`` fills at the start. Tensors without that dim are left as they are.
-        """
-        return gather.pad_across_processes(tensor, dim, pad_index, pad_first)
-
-    def set_trigger(self) -> None:
-        """Have the next ``check_trigger`` say True on every process."""
-        self._trigger = True
-
-    def check_trigger(self) -> bool:
-        """Whether any process has called ``set_trigger`` since the last check; every process calls this."""
-        is_set, self._trigger = gather.any_is_set(self._trigger), False
-        return is_set
-
-    def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
-        """What was computed for the current batches of all processes: each sample once, in the data set's order.
-
-        Tensors have samples along dim 0; lists of plain values are gathered too, and lists of containers one element a
-        sample. ``use_gather_object`` takes every list as one of samples. Raises ``ValueError`` for tensors that differ
-        in another dim.
-        """
-        return gather.gather_samples(
-            input_data, self._progress.latest, self._data_process, as_objects=use_gather_object
-        )

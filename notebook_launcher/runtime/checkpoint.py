@@ -258,11 +258,11 @@ class Checkpoints:
         ignore = _RANDOM if skip_random_states else ""
         folder = together("load_state", lambda: self._chosen(input_dir, ignore))[0]
         found = _Found()
-        ids = together("load_state", lambda: self._read(folder, found, strict=strict, ignore=ignore))
-        if len(set(ids)) > 1:
+        if len(set(together("load_state", lambda: self._read(folder, found, strict=strict, ignore=ignore)))) > 1:
             raise CheckpointError(f"load_state failed: {folder} was replaced while it was read. Load it again.")
         self._load_registered(found.registered)
         together("load_state", lambda: [act() for act in found.acts] and None)
+        self.strategy.go_on()
         if found.lost and self.process.rank == 0:
             notices.warn(f"load_state of {folder}: {'; '.join(found.lost)}")
 

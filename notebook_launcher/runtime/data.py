@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from notebook_launcher.core.errors import CheckpointError, ConfigError
-from notebook_launcher.runtime import dispatch, sharding, trees
+from notebook_launcher.runtime import dispatch, sharding, short_batches, trees
 from notebook_launcher.runtime.places import Beginning, Place, State
 from notebook_launcher.runtime.randomness import OwnStream, alike_among, equalize
 from notebook_launcher.runtime.sampling import Epochs, Notes, SharedSampler, is_sharded
@@ -37,11 +37,11 @@ class _Share:
     process: Process
     sampler: SharedSampler | None  # None: an iterable data set, shared as batches of data
     dispatches: bool
-    device: torch.device | None  # None: batches stay where they are
     non_blocking: bool
     put: Callable[[Any], Any] | None  # the backend's own way to put them there
     generator: torch.Generator | None  # the loader's own, for the seeds of its workers
     place: Place  # how far it has come, for checkpoints
+    device: torch.device | None = None  # None: batches stay where they are
     rng_types: Sequence[str] = ()  # random streams that each pass makes equal on all ranks
     latest: Iteration | None = None
 
@@ -92,7 +92,8 @@ class PreparedLoader(DataLoader[Any]):
         share = self._share
         if share.sampler is not None and not share.dispatches:
             return len(share.sampler)
-        return sharding.num_rounds(super().__len__(), share.plan, share.rank)
+        num_samples = self.total_dataset_length if share.sampler is None else share.sampler.num_samples
+        return sharding.num_rounds(super().__len__(), share.plan, share.rank, num_samples)
 
     def set_epoch(self, epoch: int) -> None:
         """Make ``epoch`` (from 0) the next one: its order is always the same. Without this, epochs count themselves."""
@@ -245,10 +246,13 @@ class PreparedLoader(DataLoader[Any]):
             share.epochs.begin()
         elif is_sent:
             return itertools.chain(self._begun(), dispatch.received(iter(()), share.process))
-        source: Iterator[Any] = iter(()) if is_sent else self._read()
+        size = share.plan.batch_size
+        with short_batches.counted(self, super().__iter__, size):
+            sized = short_batches.Sizes(iter(()) if is_sent else self._read(), size)
+        source: Iterator[Any] = sized
         if share.sampler is None and not self.num_workers:
             source = share.place.follow(source, num_before * share.plan.num_parts, share.plan.num_parts)
-        rounds = sharding.rounds(source, share.plan, sharding.data_operations(share.plan.batch_size))
+        rounds = sharding.rounds(source, share.plan, sharding.data_operations(size, lambda: sized.first))
         return dispatch.received(rounds, share.process) if share.dispatches else dispatch.own(rounds, share.rank)
 
     def _begun(self) -> Iterator[dispatch.Received]:
@@ -286,6 +290,16 @@ def prepare(
                 "can't follow two; prepare the DataLoader that was given to the other, or a new one"
             )
         return loader
+    share = _share_of(loader, process, progress, options)
+    share.rng_types = rng_types if process.world.world_size > 1 else ()
+    share.device = process.device if place and process.device.type != "cpu" else None
+    return _as_prepared(loader, share)
+
+
+def _share_of(
+    loader: DataLoader[Any], process: Process, progress: Progress, options: DataLoaderConfiguration
+) -> _Share:
+    """What this process gets of ``loader``, and how: as indices, or as data that are read by all or by rank 0."""
     iterable = isinstance(loader.dataset, IterableDataset)
     base = None if iterable else loader.sampler if loader.batch_sampler is None else loader.batch_sampler
     num_ranks = 1 if is_sharded(base, process) else process.num_processes
@@ -302,7 +316,8 @@ def prepare(
     dispatches = (iterable if options.dispatch_batches is None else options.dispatch_batches) and is_common
     drawn = (dataclasses.replace(plan, num_ranks=1), 0) if dispatches else (plan, rank)
     sampler = None if iterable else SharedSampler(base, *drawn, epochs, is_agreed=is_common and not dispatches)
-    share = _Share(
+    in_process = sampler is None and not loader.num_workers
+    return _Share(
         progress=progress,
         plan=plan,
         epochs=epochs,
@@ -310,19 +325,11 @@ def prepare(
         process=process,
         sampler=sampler,
         dispatches=dispatches,
-        device=process.device if place and process.device.type != "cpu" else None,
         non_blocking=options.non_blocking,
         put=process.backend.put,
         generator=loader.generator,
-        place=Place(
-            epochs,
-            loader.dataset,
-            [*epochs.generators, loader.generator],
-            in_process=sampler is None and not loader.num_workers,
-        ),
-        rng_types=rng_types if process.world.world_size > 1 else (),
+        place=Place(epochs, loader.dataset, [*epochs.generators, loader.generator], in_process=in_process),
     )
-    return _as_prepared(loader, share)
 
 
 def _plan(loader: DataLoader[Any], num_ranks: int, options: DataLoaderConfiguration) -> sharding.Plan:

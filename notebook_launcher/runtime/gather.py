@@ -19,10 +19,27 @@ if TYPE_CHECKING:
 
 
 _REDUCTIONS = {"sum": "SUM", "mean": "SUM", "max": "MAX", "min": "MIN", "prod": "PRODUCT"}
+_num_met = 1  # processes in the group that this one has joined, also when it is gone
+
+
+def meet(num_processes: int) -> None:
+    """Remember that this process is one of ``num_processes``: without their group it isn't alone, but cut off."""
+    global _num_met  # noqa: PLW0603 - the process's, of which there is one
+    _num_met = num_processes
 
 
 def _is_alone(group: dist.ProcessGroup | None = None) -> bool:
+    _refuse_without_group()
     return not dist.is_initialized() or dist.get_world_size(group) == 1
+
+
+def _refuse_without_group() -> None:
+    if _num_met > 1 and not dist.is_initialized():
+        raise RuntimeError(
+            f"this process is one of {_num_met} and can't reach the others: their process group was taken down, by "
+            "destroy_process_group(). Take it down after the last gather, reduce, save_state and the like, or make a "
+            "new Accelerator, which joins the others again."
+        )
 
 
 def broadcast_object(thing: Any, source: int = 0) -> Any:
@@ -211,6 +228,7 @@ def gather_samples(tree: Any, iteration: Iteration | None, process: Process, *, 
     """
     if process.num_processes == 1:
         return tree
+    _refuse_without_group()
     rank, group = process.rank, process.group
     agreement.check("gather_for_metrics")
     layout = _Layout(iteration.sizes, iteration.counts) if iteration is not None else _Layout((), ())

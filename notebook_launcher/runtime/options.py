@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from notebook_launcher.core import parallelism
@@ -18,7 +19,6 @@ from notebook_launcher.runtime.plugins import (
 )
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Iterable
 
     from notebook_launcher.core.world import World
@@ -130,13 +130,25 @@ def loader_options(given: object, *, split_batches: bool) -> DataLoaderConfigura
 
 
 def project(given: object, project_dir: str | os.PathLike[str] | None) -> ProjectConfiguration:
-    """``project_config`` with the accelerator's own ``project_dir``; ``ConfigError`` where the two differ."""
+    """``project_config`` with the accelerator's own ``project_dir``, made absolute.
+
+    Raises ``ConfigError`` where the two differ.
+    """
     config = of_type("project_config", given, ProjectConfiguration)
     if project_dir is not None:
-        if config.project_dir is not None and str(config.project_dir) != str(project_dir):
+        if config.project_dir is not None and _absolute(config.project_dir) != _absolute(project_dir):
             raise _contradiction("project_dir", project_dir, config.project_dir, by="project_config")
         config.set_directories(project_dir)
+    if config.project_dir is None and config.automatic_checkpoint_naming:
+        config.project_dir = "."
+    for name in ("project_dir", "logging_dir"):  # now: a later os.chdir is to move neither
+        if (folder := getattr(config, name)) is not None:
+            setattr(config, name, _absolute(folder))
     return config
+
+
+def _absolute(folder: str | os.PathLike[str]) -> str:
+    return os.path.abspath(folder)  # noqa: PTH100 - pathlib would leave ".." in it
 
 
 def rng_types(given: Iterable[Any] | None) -> tuple[str, ...]:

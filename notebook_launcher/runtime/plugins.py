@@ -8,13 +8,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import enum
-import json
 import math
 import pathlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from notebook_launcher.core import parallelism
+from notebook_launcher.core.deepspeed_options import DeepSpeedPlugin
 from notebook_launcher.core.errors import ConfigError
 from notebook_launcher.core.fsdp_options import FullyShardedDataParallelPlugin
 from notebook_launcher.core.registry import unknown_name
@@ -76,57 +76,6 @@ class ProjectConfiguration:
         self.project_dir = project_dir
         if self.logging_dir is None:
             self.logging_dir = project_dir
-
-
-@dataclasses.dataclass
-class DeepSpeedPlugin:
-    """How DeepSpeed spreads a model; None leaves it to ``hf_ds_config``, and after that to the default.
-
-    ``hf_ds_config`` is DeepSpeed's own configuration, a dictionary or the path of a JSON file; "auto" is filled in.
-    """
-
-    hf_ds_config: Any = None
-    gradient_accumulation_steps: int | None = None
-    gradient_clipping: float | None = None  # of every step; clip_grad_norm_ replaces it
-    zero_stage: int | None = None  # 0 nothing is spread, 1 optimizer state, 2 gradients too (default), 3 weights too
-    is_train_batch_min: bool = True  # makes no difference: no batch size is needed
-    offload_optimizer_device: str | None = None  # "cpu", "nvme"
-    offload_param_device: str | None = None
-    offload_optimizer_nvme_path: str | os.PathLike[str] | None = None
-    offload_param_nvme_path: str | os.PathLike[str] | None = None
-    zero3_init_flag: bool | None = None  # makes no difference: use deepspeed.zero.Init, whose models are taken
-    zero3_save_16bit_model: bool | None = None  # makes no difference: save_model is always whole
-
-    def __post_init__(self) -> None:
-        """Read ``hf_ds_config``; raise ``ConfigError`` where it can't be read, or is contradicted."""
-        given = self.hf_ds_config
-        if given is not None and not isinstance(given, dict):
-            given = getattr(given, "config", given)  # of transformers' HfDeepSpeedConfig
-        if isinstance(given, str | pathlib.PurePath):
-            try:
-                given = json.loads(pathlib.Path(given).read_text(encoding="utf-8"))
-            except (OSError, ValueError) as error:
-                raise ConfigError(
-                    f"hf_ds_config={self.hf_ds_config!r} can't be read: {error}. Give the path of DeepSpeed's JSON "
-                    "file, or its content as a dictionary."
-                ) from None
-        if not isinstance(given, dict | None):
-            raise ConfigError(f"hf_ds_config={self.hf_ds_config!r} is neither a dictionary nor the path of a JSON file")
-        self.hf_ds_config = given
-        for name in ("gradient_accumulation_steps", "gradient_clipping"):
-            own, said = getattr(self, name), (given or {}).get(name, "auto")
-            own = None if own == "auto" else own
-            if said != "auto" and own not in {None, said}:
-                raise ConfigError(
-                    f"DeepSpeedPlugin({name}={own!r}) contradicts its hf_ds_config, which has {name}={said!r}; leave "
-                    "one of them out"
-                )
-            setattr(self, name, said if own is None and said != "auto" else own)
-
-    @property
-    def deepspeed_config(self) -> dict[str, Any]:
-        """DeepSpeed's own configuration."""
-        return self.hf_ds_config or {}
 
 
 @dataclasses.dataclass

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from notebook_launcher.core import config
 from notebook_launcher.core.errors import ConfigError
-from notebook_launcher.runtime import agreement, backends
+from notebook_launcher.runtime import agreement, backends, gather
 from notebook_launcher.runtime.plugins import changed
 
 if TYPE_CHECKING:
@@ -92,6 +92,7 @@ def join(process: Process, options: InitProcessGroupKwargs | None = None) -> Pro
     """
     world, backend = process.world, process.backend
     if world.world_size == 1:
+        gather.meet(1)
         return process
     if not dist.is_available():
         raise ConfigError(
@@ -109,6 +110,7 @@ def join(process: Process, options: InitProcessGroupKwargs | None = None) -> Pro
         )
     elif given:
         _logger.warning("The process group was made before, so that %r has no effect.", options)
+    gather.meet(world.world_size)
     agreement.switch(on=world.debug)
     return process
 

@@ -222,7 +222,12 @@ class SharedSampler:
 
     def __len__(self) -> int:
         """Batches of this rank's share; raises ``TypeError`` where the sampler has no length."""
-        return sharding.num_rounds(len(self.base), self.plan, self._rank)
+        return sharding.num_rounds(len(self.base), self.plan, self._rank, self.num_samples)
+
+    @property
+    def num_samples(self) -> int | None:
+        """How many samples a pass has, over all ranks; None where only the batch sampler itself could tell."""
+        return len(self.base.sampler) if type(self.base) is BatchSampler else None  # type: ignore[arg-type]
 
     def __getattr__(self, name: str) -> Any:
         """The loader's own sampler has the rest: ``sampler``, ``batch_size``, ``drop_last``."""

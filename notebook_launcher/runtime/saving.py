@@ -90,6 +90,10 @@ class Saving:
         would have; ``skip_first_batches`` does without. Call it when everything is prepared, in the order of the run
         that saved. Nothing in the files is ever executed, and nothing is changed before all of them were checked.
 
+        On the CPU the run goes on bit for bit, on as many processes. DDP on three and more exchanges gradients as it
+        did where the model was not trained before, and has no ``static_graph``, communication hook, sparse gradients
+        or hooks of others on its parameters; else the first step may round sums otherwise.
+
         ``strict`` False takes what fits of models. ``skip_random_states`` leaves random numbers as they are, where
         those saved are damaged or incomplete. Raises ``CheckpointError`` for a folder that holds no checkpoint, a file
         that is damaged, or one that doesn't fit. Warns of what can't be kept, as with another number of processes.

@@ -81,14 +81,17 @@ INDICES: Operations[Any] = Operations(
 )
 
 
-def data_operations(batch_size: int | None) -> Operations[Any]:
-    """For batches of data. The first one's size tells which of its lists have one element a sample: images, targets."""
+def data_operations(batch_size: int | None, first_size: Callable[[], int | None] | None = None) -> Operations[Any]:
+    """For batches of data. The first one's size tells which of its lists have one element a sample: images, targets.
+
+    That is ``batch_size``, or what ``first_size`` says when the first was read.
+    """
     depth: int | None = None
 
     def size(batch: Any) -> int:
         nonlocal depth
         if depth is None:
-            depth = trees.row_depth(batch, batch_size)
+            depth = trees.row_depth(batch, batch_size if first_size is None else first_size())
         found = trees.num_samples(batch, depth)
         return 1 if found is None else found
 
@@ -108,8 +111,11 @@ def rounds(batches: Iterable[Batch], plan: Plan, operations: Operations[Batch]) 
     return _deal(batches, plan, operations)
 
 
-def num_rounds(num_batches: int, plan: Plan, rank: int) -> int:
-    """How many batches ``rank`` gets of a loader that has ``num_batches``."""
+def num_rounds(num_batches: int, plan: Plan, rank: int, num_samples: int | None = None) -> int:
+    """How many batches ``rank`` gets of a loader that has ``num_batches``; of ``num_samples``, where that is known."""
+    if plan.split and not plan.even and num_samples is not None and plan.batch_size and num_batches:
+        left = num_samples - (num_batches - 1) * plan.batch_size  # in the last batch, which may not do for all ranks
+        return num_batches - (left <= rank * (plan.batch_size // plan.num_ranks))
     if plan.split or plan.num_ranks == 1:
         return num_batches
     full, left = divmod(num_batches, plan.num_ranks)

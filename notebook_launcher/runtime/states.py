@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch.distributed as dist
 
 from notebook_launcher.core import config
+from notebook_launcher.core.deepspeed_options import DeepSpeedPlugin
 from notebook_launcher.core.errors import ConfigError
 from notebook_launcher.core.fsdp_options import FullyShardedDataParallelPlugin
 from notebook_launcher.runtime import agreement, options, process
 from notebook_launcher.runtime.identity import Identity
-from notebook_launcher.runtime.plugins import DeepSpeedPlugin
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
-import json
 import math
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from notebook_launcher.core import deepspeed_options
+from notebook_launcher.core.deepspeed_options import AUTO
 from notebook_launcher.core.errors import ConfigError
-from notebook_launcher.core.registry import nearest
 from notebook_launcher.runtime import holdings
 from notebook_launcher.runtime.holdings import Held
 
@@ -20,69 +19,11 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from notebook_launcher.runtime.plugins import DeepSpeedPlugin
+    from notebook_launcher.core.deepspeed_options import DeepSpeedPlugin
 
-AUTO = "auto"
-_DEFAULT_STAGE = 2
 _PERSISTED = 100_000  # DeepSpeed's own: weights up to that size are on every rank in stage 3, too
 _BUCKET = 500_000_000  # DeepSpeed's own, which it allocates whatever the model's size
 _MICRO, _BATCH, _STEPS = "train_micro_batch_size_per_gpu", "train_batch_size", "gradient_accumulation_steps"
-# Accelerate's names in the section of a launch's file that choose its launcher, or what is chosen elsewhere.
-_ELSEWHERE = (
-    *("deepspeed_multinode_launcher", "deepspeed_hostfile", "deepspeed_exclusion_filter"),
-    *("deepspeed_inclusion_filter", "deepspeed_moe_layer_cls_names", _STEPS),
-)
-_KNOWN = {
-    *(_MICRO, _BATCH, _STEPS, "activation_checkpointing", "aio", "amp", "autotuning", "bf16", "bfloat16"),
-    *("checkpoint", "comet", "comms_logger", "communication_data_type", "compile", "compression_training"),
-    *("csv_monitor", "curriculum_learning", "data_efficiency", "data_types", "dataloader_drop_last", "dump_state"),
-    *("disable_allgather", "elasticity", "eigenvalue", "flops_profiler", "fp16", "fp32_allreduce"),
-    *("gradient_clipping", "gradient_predivide_factor", "graph_harvesting", "hybrid_engine", "memory_breakdown"),
-    *("load_universal_checkpoint", "managed_gradient_accumulation", "monitor_config", "nebula", "optimizer"),
-    *(
-        "pipeline",
-        "prescale_gradients",
-        "progressive_layer_drop",
-        "python_gc",
-        "scheduler",
-        "seq_parallel_communication_data_type",
-    ),
-    *("sparse_attention", "sparse_gradients", "steps_per_print", "tensor_parallel", "tensorboard", "timers"),
-    *("torch_autocast", "use_data_before_expert_parallelism", "use_node_local_storage", "wandb", "weight_quantization"),
-    *("wall_clock_breakdown", "zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer", "zero_optimization"),
-    *("zenflow", "expert_parallel", "gradient_allreduce_op", "disable_python_gc", "log_level", "vocabulary_size"),
-}
-
-
-def with_section(plugin: DeepSpeedPlugin, section: str | None) -> DeepSpeedPlugin:
-    """``plugin``, and where it is silent the launch's ``deepspeed_config`` (JSON); ``ConfigError`` for a slip."""
-    given: dict[str, Any] = json.loads(section or "{}")
-    names = {field.name for field in dataclasses.fields(plugin)}
-    changes: dict[str, Any] = {}
-    for key, value in given.items():
-        name = "hf_ds_config" if key == "deepspeed_config_file" else key
-        if key in _ELSEWHERE or value is None:
-            continue
-        if name not in names:
-            raise _unknown("deepspeed_config", key, {*names, "deepspeed_config_file"})
-        if getattr(plugin, name) is None:
-            changes[name] = value
-    told = dataclasses.replace(plugin, **changes)
-    told.zero_stage = _stage(told)
-    _check_stage(told.zero_stage)
-    return told
-
-
-def _check_stage(stage: Any) -> None:
-    if stage not in {0, 1, 2, 3}:
-        raise ConfigError(f"zero_stage={stage!r} is not known. Known: 0, 1, 2, 3.")
-
-
-def _stage(plugin: DeepSpeedPlugin) -> Any:
-    """The plugin's own, or that of DeepSpeed's configuration, or a default: with one DeepSpeed's own, else ours."""
-    said = (plugin.hf_ds_config or {}).get("zero_optimization", {}).get("stage", AUTO)
-    known = [plugin.zero_stage, None if said == AUTO else said, 0 if plugin.hf_ds_config else _DEFAULT_STAGE]
-    return next(stage for stage in known if stage is not None)
 
 
 def build(
@@ -95,9 +36,7 @@ def build(
 ) -> dict[str, Any]:
     """The configuration of one engine, but for its optimizer and scheduler; ``ConfigError`` for what can't be."""
     config: dict[str, Any] = copy.deepcopy(plugin.hf_ds_config or {})
-    for key in config:
-        if key not in _KNOWN:
-            raise _unknown("DeepSpeed's configuration", key, _KNOWN)
+    deepspeed_options.refuse(plugin)
     _set_zero(config, plugin, model)
     _set_precision(config, precision, on_cpu=on_cpu)
     _set_batch_size(config, num_processes)
@@ -170,23 +109,11 @@ def fill_optimizer(config: dict[str, Any], lr: Any, values: Mapping[str, Any], t
 
 def _set_zero(config: dict[str, Any], plugin: DeepSpeedPlugin, model: nn.Module) -> None:
     zero = config.setdefault("zero_optimization", {})
-    said = zero.get("stage", AUTO)
-    if plugin.zero_stage is not None and said not in {AUTO, plugin.zero_stage}:
-        raise ConfigError(
-            f"zero_stage={plugin.zero_stage!r} contradicts DeepSpeed's own configuration, which has "
-            f"zero_optimization.stage={said!r}; leave one of them out"
-        )
-    if said == AUTO:
-        zero["stage"] = _stage(plugin)
-    stage = zero["stage"]
-    _check_stage(stage)
-    for part in ("optimizer", "param"):
-        _set_offload(zero, plugin, part)
-    if "offload_param" in zero and stage != 3:  # noqa: PLR2004 - ZeRO's
-        raise ConfigError(
-            f"offload_param_device needs zero_stage=3, which spreads parameters, and the stage is {stage}; use stage "
-            "3, or offload the optimizer alone (offload_optimizer_device)"
-        )
+    stage = zero["stage"] = deepspeed_options.stage_of(plugin)
+    for key in deepspeed_options.OFFLOADS:
+        zero.pop(key, None)
+        if section := deepspeed_options.offload(plugin, key):
+            zero[key] = section
     if stage != 2:  # noqa: PLR2004
         zero["overlap_comm"] = False  # DeepSpeed has it only for stage 2 where groups of micro-batches vary
     hidden = _hidden_size(model)
@@ -202,28 +129,6 @@ def _set_zero(config: dict[str, Any], plugin: DeepSpeedPlugin, model: nn.Module)
             del zero[key]
     numel = sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in model.parameters())
     zero.setdefault("reduce_bucket_size", max(1, min(_BUCKET, numel)))
-
-
-def _set_offload(zero: dict[str, Any], plugin: DeepSpeedPlugin, part: str) -> None:
-    key = f"offload_{part}"
-    section = zero.get(key)
-    device = getattr(plugin, f"{key}_device")
-    path = getattr(plugin, f"{key}_nvme_path")
-    if section is None and device in {None, "none"}:
-        return
-    section = zero[key] = dict(section or {})
-    if section.get("device", AUTO) == AUTO:
-        section["device"] = device or "none"
-    if section.get("nvme_path", AUTO) == AUTO:
-        section.pop("nvme_path", None)
-        if path is not None:
-            section["nvme_path"] = str(path)
-    if section["device"] == "none":
-        del zero[key]
-    elif section["device"] not in {"cpu", "nvme"}:
-        raise ConfigError(f"{key}_device={section['device']!r} is not known. Known: cpu, none, nvme.")
-    elif section["device"] == "nvme" and "nvme_path" not in section:
-        raise ConfigError(f"{key}_device='nvme' needs a folder; give {key}_nvme_path")
 
 
 def _set_precision(config: dict[str, Any], precision: str, *, on_cpu: bool) -> None:
@@ -273,9 +178,3 @@ def _autos(value: Any, path: str = "") -> list[str]:
     if isinstance(value, dict):
         return [found for key, inner in value.items() for found in _autos(inner, f"{path}.{key}".lstrip("."))]
     return [path] if isinstance(value, str) and value == AUTO else []
-
-
-def _unknown(where: str, key: str, known: set[str]) -> ConfigError:
-    near = nearest(key, known)
-    guess = f" Did you mean {near!r}?" if near else ""
-    return ConfigError(f"{where} has the key {key!r}, which is not known, so it would do nothing.{guess}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 
 import pytest
 
@@ -346,13 +347,47 @@ def test_a_section_for_another_strategy_is_told():
             "auto_wrap_policy 'SIZE_BASED' is not known. Did you mean 'SIZE_BASE",
         ),
         ({"fsdp_offload_params": "yess"}, "FSDP's cpu_offload='yess' is neither true nor false"),
+        ({"fsdp_min_num_params": "many"}, "FSDP's min_num_params='many' is not a number of parameters; give a whole"),
+        ({"fsdp_min_num_params": -1}, "FSDP's min_num_params=-1 is not a number of parameters"),
         (["fsdp_offload_params"], "fsdp_config=['fsdp_offload_params']: it takes names and values, such as"),
     ],
-    ids=range(4),
+    ids=range(6),
 )
 def test_slips_in_the_section_of_a_strategy_are_found_before_anything_starts(section, says):
     assert says in refusal(*LAPTOP, strategy="fsdp", extra={"fsdp_config": section})
     assert plan(*LAPTOP, strategy="ddp", extra={"fsdp_config": section}).worlds, "it has no effect"
+
+
+@pytest.mark.parametrize(
+    ("section", "says"),
+    [
+        ({"zero_stagee": 3}, "deepspeed_config has the key 'zero_stagee', which is not known"),
+        ({"zero_stage": 4}, "zero_stage=4 is not known. Known: 0, 1, 2, 3."),
+        ({"zero_stage": 2, "offload_param_device": "cpu"}, "offload_param_device needs zero_stage=3"),
+        ({"offload_optimizer_device": "tape"}, "offload_optimizer_device='tape' is not known"),
+        ({"offload_optimizer_device": "nvme"}, "offload_optimizer_device='nvme' needs a folder"),
+        ({"gradient_clipping": "much"}, "DeepSpeed's gradient_clipping='much' is not a number; give the largest norm"),
+        ({"deepspeed_config_file": "nowhere.json"}, "hf_ds_config='nowhere.json' can't be read"),
+        ({"deepspeed_config_file": {"zero_optimisation": {}}}, "has the key 'zero_optimisation', which is not known"),
+        ({"deepspeed_config_file": {"zero_optimization": 3}}, "zero_optimization=3: it takes names and values"),
+        (
+            {"zero_stage": 2, "deepspeed_config_file": {"zero_optimization": {"stage": 3}}},
+            "zero_stage=2 contradicts DeepSpeed's own configuration",
+        ),
+        (["zero_stage"], "deepspeed_config=['zero_stage']: it takes names and values, such as zero_stage: 3"),
+    ],
+    ids=range(11),
+)
+def test_slips_in_deepspeed_s_section_are_found_before_anything_starts(section, says):
+    assert says in refusal(*LAPTOP, strategy="deepspeed", extra={"deepspeed_config": section})
+    assert plan(*LAPTOP, strategy="ddp", extra={"deepspeed_config": section}).worlds, "it has no effect"
+
+
+def test_a_section_of_deepspeed_without_slips_is_taken(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)  # it is installed
+    section = {"zero_stage": 3, "offload_param_device": "cpu", "gradient_clipping": "auto", "zero3_init_flag": True}
+    chosen = plan(*LAPTOP, strategy="deepspeed", extra={"deepspeed_config": section})
+    assert json.loads(chosen.worlds[0].strategy_config) == section
 
 
 def test_one_process_is_what_single_takes():

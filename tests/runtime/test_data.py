@@ -193,6 +193,61 @@ def test_a_stream_is_read_once_and_shared_out(on_ranks, num_samples):
         assert [int(i) for batch in kept for i in batch["number"]] == list(range(num_samples))
 
 
+class Images(IterableDataset):
+    """Images of different shapes, with their labels."""
+
+    def __init__(self, num_samples):
+        self.num_samples = num_samples
+
+    def __iter__(self):
+        return ((torch.full((5, index + 2), float(index)), {"label": index}) for index in range(self.num_samples))
+
+
+def in_columns(samples):
+    return tuple(zip(*samples, strict=True))
+
+
+def read_images(num_samples, options, num_workers):
+    accelerator = Accelerator(cpu=True, **settings(**options))
+    found = []
+    for collate in (list, in_columns):
+        loader = accelerator.prepare(
+            DataLoader(Images(num_samples), batch_size=4, collate_fn=collate, num_workers=num_workers)
+        )
+        batches = list(loader) if collate is in_columns else [in_columns(batch) for batch in loader]
+        assert all(
+            int(image[0, 0]) == target["label"] for batch in batches for image, target in zip(*batch, strict=True)
+        )
+        found.append([[target["label"] for target in targets] for _, targets in batches])
+    first, second = found
+    assert first == second
+    assert loader.collate_fn is in_columns
+    return first, loader.remainder
+
+
+@pytest.mark.parametrize("dispatch", [False, True])
+@pytest.mark.parametrize(
+    ("num_samples", "options", "expected"),
+    [
+        (1, {}, [[[0, 0, 0, 0]]] * 2),
+        (2, {}, [[[0, 1, 0, 1]]] * 2),  # as many as there are columns
+        (3, {"split_batches": True}, [[[0, 1]], [[2, 0]]]),
+        (3, {"split_batches": True, "even_batches": False}, [[[0, 1]], [[2]]]),
+        (3, {"even_batches": False}, [[[0, 1, 2]], []]),
+    ],
+)
+def test_lists_of_samples_are_cut_right_where_there_are_less_than_one_batch(
+    on_ranks, num_samples, options, expected, dispatch
+):
+    found = on_ranks(read_images, num_samples, {"dispatch_batches": dispatch, **options}, 0)
+    assert [batches for batches, _ in found] == expected
+    assert found[0][1] == num_samples
+
+
+def test_loader_workers_tell_the_size_of_a_short_batch(on_ranks):
+    assert on_ranks(read_images, 3, {}, 1) == [([[0, 1, 2, 0]], 3), ([[1, 2, 0, 1]], 3)]
+
+
 class Broken(IterableDataset):
     def __iter__(self):
         yield 1
@@ -276,6 +331,9 @@ def test_shares_may_be_uneven(on_ranks, dispatch):
     assert (first, second) == ([[0, 1], [4]], [[2, 3]])
     first, second = on_ranks(no_metrics, options, 1, {"batch_size": 2})
     assert (first, second) == ([[0]], []), "a rank whose share is empty ends like the others"
+    options = settings(even_batches=False, dispatch_batches=dispatch, split_batches=True)
+    first, second = on_ranks(no_metrics, options, 5, {"batch_size": 4})
+    assert (first, second) == ([[0, 1], [4]], [[2, 3]])
 
 
 def no_metrics(options, num_samples, loader_options):

@@ -18,7 +18,7 @@ from notebook_launcher import (
     init_empty_weights,
 )
 
-pytestmark = pytest.mark.slow  # together
+pytestmark = pytest.mark.slow  # a single test may be quick, the file as a whole is not
 
 HAS_DEEPSPEED = importlib.util.find_spec("deepspeed") is not None
 needs_deepspeed = pytest.mark.skipif(not HAS_DEEPSPEED, reason="the package deepspeed is not installed")

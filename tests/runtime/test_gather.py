@@ -369,3 +369,24 @@ def test_help_tells_of_shapes_dtypes_and_errors():
         text = inspect.getdoc(getattr(Accelerator, name))
         assert "dtype" in text
         assert "Raises ``ValueError``" in text
+
+
+def after_the_group():
+    accelerator = Accelerator(cpu=True)
+    accelerator.destroy_process_group()
+    one = torch.ones(1)
+    calls = [
+        lambda: accelerator.gather(one),
+        lambda: accelerator.reduce(one),
+        lambda: accelerator.gather_for_metrics(one),
+        lambda: notebook_launcher.gather_object([1]),
+        accelerator.check_trigger,
+    ]
+    for call in calls:
+        with pytest.raises(RuntimeError, match="one of 2 and can't reach the others: their process group was taken"):
+            call()
+    return Accelerator(cpu=True).gather(one).tolist()
+
+
+def test_a_call_when_the_group_is_gone_is_an_error_until_a_new_one_is_made(on_ranks):
+    assert on_ranks(after_the_group) == [[1.0, 1.0]] * 2

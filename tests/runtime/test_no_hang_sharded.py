@@ -16,7 +16,7 @@ from notebook_launcher import (
     FullyShardedDataParallelPlugin,
 )
 
-pytestmark = pytest.mark.slow  # together
+pytestmark = pytest.mark.slow  # a single test may be quick, the file as a whole is not
 
 NEEDS = pytest.mark.skipif(
     importlib.util.find_spec("deepspeed") is None, reason="the package deepspeed is not installed"

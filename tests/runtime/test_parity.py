@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from notebook_launcher import Accelerator, DataLoaderConfiguration
 
-pytestmark = pytest.mark.slow  # together
+pytestmark = pytest.mark.slow  # a single test may be quick, the file as a whole is not
 
 GLOBAL_BATCH = 12  # of 1, 2, 3 or 4 processes
 NUM_SAMPLES = {  # ten global batches: groups of 4, 4 and 2

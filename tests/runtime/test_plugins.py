@@ -2,6 +2,7 @@ import dataclasses
 import datetime as dt
 import json
 import logging
+from pathlib import Path
 
 import pytest
 import torch
@@ -90,6 +91,21 @@ def test_a_hook_that_is_none(hook):
         DistributedDataParallelKwargs(**hook)
 
 
+@pytest.mark.parametrize("project_dir", ["project", None])
+def test_a_project_stays_where_it_was_when_the_working_directory_changes(project_dir, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    project = ProjectConfiguration(automatic_checkpoint_naming=True)
+    accelerator = Accelerator(cpu=True, project_dir=project_dir, project_config=project)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    home = tmp_path / (project_dir or "")
+    assert accelerator.project_dir == str(home)
+    assert accelerator.logging_dir == (str(home) if project_dir else None)
+    assert accelerator.save_state() == str(home / "checkpoints" / "checkpoint_0")
+    accelerator.load_state()
+    assert Accelerator(cpu=True, project_dir=home, project_config=project).project_dir == str(home)
+
+
 def test_configurations_are_in_force():
     accelerator = Accelerator(
         cpu=True,
@@ -100,8 +116,9 @@ def test_configurations_are_in_force():
     )
     assert (accelerator.split_batches, accelerator.even_batches) == (True, False)
     assert accelerator.gradient_accumulation_steps == 3
-    assert (accelerator.project_dir, accelerator.logging_dir) == ("project", "logs")
-    assert Accelerator(cpu=True, project_dir="project").logging_dir == "project"
+    here = Path.cwd()
+    assert (accelerator.project_dir, accelerator.logging_dir) == (str(here / "project"), str(here / "logs"))
+    assert Accelerator(cpu=True, project_dir="project").logging_dir == str(here / "project")
     assert Accelerator(cpu=True, split_batches=True).split_batches
 
 

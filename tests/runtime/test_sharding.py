@@ -56,15 +56,17 @@ def test_even_shares_are_full_and_equal(split):
 
 @pytest.mark.parametrize("even", [False, True])
 @pytest.mark.parametrize("drop_last", [False, True])
-def test_the_end_and_the_length_are_known(drop_last, even):
+@pytest.mark.parametrize("split", [False, True])
+def test_the_end_and_the_length_are_known(drop_last, even, split):
     for num_samples, size, num_ranks in EVERY:
-        rounds = dealt(num_samples, size, num_ranks, even=even, drop_last=drop_last)
-        plan = Plan(num_ranks, size, even=even, drop_last=drop_last)
-        num_batches = len(batches(num_samples, size, drop_last=drop_last))
+        own_size = size * num_ranks if split else size
+        rounds = dealt(num_samples, own_size, num_ranks, even=even, drop_last=drop_last, split=split)
+        plan = Plan(num_ranks, own_size, even=even, drop_last=drop_last, split=split)
+        num_batches = len(batches(num_samples, own_size, drop_last=drop_last))
         for rank in range(num_ranks):
             ends = [round_.is_last[rank] for round_ in rounds if rank < len(round_.parts)]
             assert ends == [False] * (len(ends) - 1) + [True] * bool(ends)
-            assert len(ends) == sharding.num_rounds(num_batches, plan, rank)
+            assert len(ends) == sharding.num_rounds(num_batches, plan, rank, num_samples)
 
 
 def test_the_last_round_is_filled_from_the_start():

@@ -100,6 +100,12 @@ class Strategy(Protocol):
         Raises ``CheckpointError`` for what doesn't fit, with nothing changed; not ``strict``: parts may be missing.
         """
 
+    def go_on(self) -> None:
+        """Have the first step after ``load`` compute as the run would have that saved; every rank calls it.
+
+        It comes after what ``load`` returned has been called on every rank.
+        """
+
     def forget(self) -> None:
         """Let go of every model that it has wrapped: none of them is trained any more."""
 

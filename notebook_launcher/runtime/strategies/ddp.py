@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from typing import TYPE_CHECKING, Any, final
 
 from torch.distributed.algorithms.join import Join, Joinable
 from torch.nn.parallel import DistributedDataParallel
 
 from notebook_launcher.core.errors import ConfigError
-from notebook_launcher.runtime import holdings, models
+from notebook_launcher.runtime import buckets, holdings, models
 from notebook_launcher.runtime.plugins import DistributedDataParallelKwargs, changed
 from notebook_launcher.runtime.strategies import single
+from notebook_launcher.runtime.together import together
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
+    import torch
     from torch import nn
 
     from notebook_launcher.runtime.plugins import Keywords
     from notebook_launcher.runtime.process import Process
+    from notebook_launcher.runtime.storage import Draft
 
 
 class _Forward:
@@ -118,8 +123,6 @@ class DistributedData:
     pair = staticmethod(single.pair)
     step = staticmethod(single.step)
     full_state = staticmethod(single.full_state)
-    save = staticmethod(single.save)
-    load = staticmethod(single.load)
     forget = staticmethod(single.forget)
     held = staticmethod(holdings.whole)
 
@@ -128,6 +131,8 @@ class DistributedData:
         self.data_process = process
         self._device = process.device
         self._options = changed(keywords[DistributedDataParallelKwargs])
+        self._arrivals: weakref.WeakKeyDictionary[nn.Module, buckets.Arrivals] = weakref.WeakKeyDictionary()
+        self._loaded: list[tuple[buckets.Arrivals, list[str]]] = []  # what ``go_on`` is to replay
 
     def place(self, model: nn.Module) -> Any:
         """The model on the device."""
@@ -146,6 +151,7 @@ class DistributedData:
         wrapped = DistributedModel(model, device_ids=device_ids, **options)
         if (hook, wrapper) != ("no", "no"):
             _compress(wrapped, hook, wrapper, state_options)
+        self._arrivals[wrapped] = buckets.Arrivals(wrapped)
         return wrapped
 
     def no_sync(self, model: nn.Module) -> _NoSync | None:
@@ -162,3 +168,46 @@ class DistributedData:
         """Torch's ``Join`` over those that DDP holds."""
         held: list[Joinable] = [one for one in map(models.compiled_from, models_) if isinstance(one, Joinable)]
         return Join(held) if held else None
+
+    def save(
+        self,
+        draft: Draft,
+        models_: Mapping[str, nn.Module],
+        optimizers: Mapping[str, torch.optim.Optimizer],
+        *,
+        safe: bool,
+    ) -> None:
+        """States that every rank has in full, and the order in which gradients are exchanged."""
+        single.save(draft, models_, optimizers, safe=safe)
+        buckets.write(draft, self._heard(models_), self.data_process.num_processes)
+
+    def load(
+        self,
+        folder: Path,
+        models_: Mapping[str, nn.Module],
+        optimizers: Mapping[str, torch.optim.Optimizer],
+        *,
+        strict: bool,
+    ) -> Callable[[], None]:
+        """What any strategy of this layout wrote; the order is taken up by ``go_on``."""
+        take_up_states = single.load(folder, models_, optimizers, strict=strict)
+        arrivals, orders = self._heard(models_), buckets.read(folder, self.data_process.num_processes)
+
+        def take_up() -> None:
+            take_up_states()
+            self._loaded = [(arrivals[name], order) for name, order in orders.items() if name in arrivals]
+
+        return take_up
+
+    def go_on(self) -> None:
+        """Exchange gradients in the order that was loaded, of models that have not been trained here yet."""
+        loaded, self._loaded = self._loaded, []
+        can = together("load_state", lambda: [one.can_replay(order) for one, order in loaded])
+        for (one, order), *ranks in zip(loaded, *can, strict=False):
+            if all(ranks):
+                one.replay(order)
+
+    def _heard(self, models_: Mapping[str, nn.Module]) -> dict[str, buckets.Arrivals]:
+        """What is known of those that this strategy has wrapped."""
+        found = {name: self._arrivals.get(models.compiled_from(model)) for name, model in models_.items()}
+        return {name: one for name, one in found.items() if one is not None}

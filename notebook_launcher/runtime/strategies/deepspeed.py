@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any, final
 import torch
 from torch import nn
 
+from notebook_launcher.core import deepspeed_options
+from notebook_launcher.core.deepspeed_options import DeepSpeedPlugin
 from notebook_launcher.core.errors import CheckpointError, ConfigError
 from notebook_launcher.runtime import agreement, models, zero_checkpoint, zero_config, zero_engine
 from notebook_launcher.runtime.optim import PreparedOptimizer
-from notebook_launcher.runtime.plugins import DeepSpeedPlugin
 from notebook_launcher.runtime.stand_ins import DummyOptim
 from notebook_launcher.runtime.strategies import single
 from notebook_launcher.runtime.zero_engine import WHOLE, Engine
@@ -85,11 +86,12 @@ class DeepSpeed:
     pairs_optimizers = False
     trains_apart = False
     backward = staticmethod(single.backward)  # engines hear of it from their models' outputs
+    go_on = staticmethod(single.go_on)
 
     def __init__(self, process: Process, keywords: Keywords) -> None:
         """Train on the process's device, as the plugin and the launch's section say; ``ConfigError`` for a slip."""
         self._process = self.data_process = process
-        self.plugin = zero_config.with_section(keywords[DeepSpeedPlugin], process.world.strategy_config)
+        self.plugin = deepspeed_options.with_section(keywords[DeepSpeedPlugin], process.world.strategy_config)
         self._wrapped: weakref.WeakSet[ZeroModel] = weakref.WeakSet()
         self._unpaired: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._trained: weakref.WeakKeyDictionary[torch.optim.Optimizer, Engine] = weakref.WeakKeyDictionary()
@@ -98,7 +100,7 @@ class DeepSpeed:
     @staticmethod
     def held(model: nn.Module, world: World, keywords: Keywords) -> Iterator[holdings.Held]:
         """By stage: whole weights with a part of the rest, or a part of all, but for small weights."""
-        plugin = zero_config.with_section(keywords[DeepSpeedPlugin], world.strategy_config)
+        plugin = deepspeed_options.with_section(keywords[DeepSpeedPlugin], world.strategy_config)
         precision = world.mixed_precision or "no"
         return zero_config.held(plugin, precision, world.world_size, model)
 

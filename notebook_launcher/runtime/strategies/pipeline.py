@@ -42,6 +42,7 @@ class Pipeline:
     gradients = staticmethod(single.gradients)
     step = staticmethod(single.step)
     load = staticmethod(single.load)
+    go_on = staticmethod(single.go_on)
     forget = staticmethod(single.forget)
 
     def __init__(self, process: Process, keywords: Keywords) -> None:

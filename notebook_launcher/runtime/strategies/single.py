@@ -77,6 +77,10 @@ def save(
 load = shards.load
 
 
+def go_on() -> None:
+    """Do nothing: all steps compute alike."""
+
+
 def forget() -> None:
     """Do nothing: what holds a model goes with it."""
 
@@ -98,6 +102,7 @@ class Single:
     full_state = staticmethod(full_state)
     save = staticmethod(save)
     load = staticmethod(load)
+    go_on = staticmethod(go_on)
     forget = staticmethod(forget)
     held = staticmethod(holdings.whole)
 

@@ -44,6 +44,7 @@ class TensorParallel:
     clip_value = staticmethod(clipping.clip_value)
     step = staticmethod(single.step)
     load = staticmethod(single.load)
+    go_on = staticmethod(single.go_on)
     forget = staticmethod(single.forget)
 
     def __init__(self, process: Process, keywords: Keywords) -> None:

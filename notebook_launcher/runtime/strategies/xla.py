@@ -135,6 +135,7 @@ class Replica:
     full_state = staticmethod(full_state)
     save = staticmethod(save)
     load = staticmethod(load)
+    go_on = staticmethod(single.go_on)
     held = staticmethod(holdings.whole)
 
     def __init__(self, process: Process, keywords: Keywords) -> None:
@@ -204,6 +205,7 @@ class Spmd:
     full_state = staticmethod(full_state)
     save = staticmethod(save)
     load = staticmethod(load)
+    go_on = staticmethod(single.go_on)
     forget = staticmethod(single.forget)
     no_sync = single.Single.no_sync
     sync_in_backward = single.Single.sync_in_backward
@@ -241,6 +243,7 @@ class SpmdSharded:
     full_state = staticmethod(full_state)
     save = staticmethod(save)
     load = staticmethod(load)
+    go_on = staticmethod(single.go_on)
     forget = staticmethod(single.forget)
     no_sync = single.Single.no_sync
     sync_in_backward = single.Single.sync_in_backward

@@ -13,12 +13,13 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from notebook_launcher import Accelerator, merge_checkpoint
+from notebook_launcher.core import deepspeed_options
+from notebook_launcher.core.deepspeed_options import DeepSpeedPlugin
 from notebook_launcher.core.errors import CheckpointError, ConfigError
 from notebook_launcher.runtime import options, plugins, zero_config
-from notebook_launcher.runtime.plugins import DeepSpeedPlugin
 from notebook_launcher.runtime.stand_ins import DummyOptim, DummyScheduler
 
-pytestmark = pytest.mark.slow  # together
+pytestmark = pytest.mark.slow  # a single test may be quick, the file as a whole is not
 
 HAS_DEEPSPEED = importlib.util.find_spec("deepspeed") is not None
 needs_deepspeed = pytest.mark.skipif(
@@ -543,10 +544,10 @@ def test_an_auto_that_nobody_knows_is_named():
 
 def test_the_section_of_a_launch_fills_what_the_plugin_leaves_open():
     section = json.dumps({"zero_stage": 3, "gradient_clipping": 1.0, "deepspeed_multinode_launcher": "standard"})
-    plugin = zero_config.with_section(DeepSpeedPlugin(zero_stage=1), section)
+    plugin = deepspeed_options.with_section(DeepSpeedPlugin(zero_stage=1), section)
     assert (plugin.zero_stage, plugin.gradient_clipping) == (1, 1.0)
     with pytest.raises(ConfigError, match=r"'zero_stagee', which is not known.*'zero_stage'"):
-        zero_config.with_section(DeepSpeedPlugin(), json.dumps({"zero_stagee": 3}))
+        deepspeed_options.with_section(DeepSpeedPlugin(), json.dumps({"zero_stagee": 3}))
 
 
 def test_a_plugin_reads_its_file_and_is_of_one_mind(tmp_path):
@@ -673,7 +674,7 @@ def test_a_model_without_values_is_refused(on_ranks):
 @needs_deepspeed
 def test_an_unknown_stage_is_refused_at_once():
     with pytest.raises(ConfigError, match="zero_stage=9 is not known"):
-        zero_config.with_section(DeepSpeedPlugin(), '{"zero_stage": 9}')
+        deepspeed_options.with_section(DeepSpeedPlugin(), '{"zero_stage": 9}')
 
 
 def measurements_of_a_clipped_step():

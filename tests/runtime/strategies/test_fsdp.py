@@ -23,7 +23,7 @@ from notebook_launcher import (
 )
 from notebook_launcher.core import fsdp_options
 
-pytestmark = pytest.mark.slow  # together
+pytestmark = pytest.mark.slow  # a single test may be quick, the file as a whole is not
 
 GLOBAL_BATCH = 12
 NUM_BATCHES = 10  # groups of 4, 4 and 2

@@ -17,7 +17,7 @@ from notebook_launcher import (
 )
 from notebook_launcher.runtime import models, pipelining, precision
 
-pytestmark = pytest.mark.slow  # together
+pytestmark = pytest.mark.slow  # a single test may be quick, the file as a whole is not
 
 GLOBAL_BATCH = 12
 NUM_STEPS = 20

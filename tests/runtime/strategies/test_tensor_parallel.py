@@ -24,7 +24,7 @@ from notebook_launcher import (
 )
 from notebook_launcher.runtime import models, precision, shards, tensor_plan
 
-pytestmark = pytest.mark.slow  # together
+pytestmark = pytest.mark.slow  # a single test may be quick, the file as a whole is not
 
 GLOBAL_BATCH = 4
 NUM_BATCHES = 21  # groups of 4, and of 1
