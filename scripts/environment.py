@@ -89,8 +89,9 @@ def pip(python: Path, *arguments: str) -> None:
 
 
 def clean_variables() -> dict[str, str]:
-    """This process's environment without what would make the new interpreter look elsewhere."""
+    """This process's environment without what would make the new interpreter look elsewhere, or begin slowly."""
     left_out = {"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "MYPYPATH", ASKS_FOR_XLA}
+    left_out.add("PYTHONDONTWRITEBYTECODE")  # each of hundreds of processes would compile the project again
     variables = {name: value for name, value in os.environ.items() if name not in left_out}
     variables["PYTHONUNBUFFERED"] = "1"
     variables["JUPYTER_PREFER_ENV_PATH"] = "1"  # a kernel of the same name in the home folder is not this one

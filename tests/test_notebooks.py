@@ -7,7 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import nbformat
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -28,6 +27,8 @@ MAX_LINES = 15
 
 @pytest.fixture(params=NOTEBOOKS, ids=lambda path: path.stem)
 def notebook(request):
+    import nbformat  # not above: it takes seconds, also where nothing of this file is run
+
     return nbformat.read(request.param, as_version=4)
 
 
@@ -49,6 +50,8 @@ def test_it_runs_and_shows_its_pictures(name, tmp_path):
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+    import nbformat
+
     outputs = [output for cell in code(nbformat.read(executed, as_version=4)) for output in cell.outputs]
     assert not [output.text for output in outputs if output.output_type == "stream" and output.name == "stderr"]
     assert sum("image/png" in output.get("data", {}) for output in outputs) == NUM_PICTURES[name]
@@ -60,6 +63,8 @@ def test_every_notebook_is_executed():
 
 
 def test_it_is_short(notebook):
+    import nbformat
+
     nbformat.validate(notebook)
     assert len(notebook.cells) <= MAX_CELLS
     longest = max(code(notebook), key=lambda cell: cell.source.count("\n"))

@@ -6,9 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import nbformat
 import pytest
-from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 SCRIPT = Path(__file__).resolve().parent.parent / "scripts" / "execute_notebook.py"
 
@@ -16,6 +14,9 @@ SCRIPT = Path(__file__).resolve().parent.parent / "scripts" / "execute_notebook.
 @pytest.fixture
 def execute(tmp_path):
     def run(*sources):
+        import nbformat  # not above: it takes seconds, also where nothing of this file is run
+        from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+
         cells = [new_markdown_cell("# Title"), *(new_code_cell(source) for source in sources)]
         nbformat.write(new_notebook(cells=cells), tmp_path / "in.ipynb")
         arguments = [sys.executable, SCRIPT, tmp_path / "in.ipynb", tmp_path / "out" / "executed.ipynb"]

@@ -15,8 +15,6 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-import nbformat
-
 PICTURES = Path(__file__).resolve().parents[2] / "output" / "browser"
 LIMIT_S = 60
 OPENING_S = 25  # twice it and all that comes before is within a test's time
@@ -128,6 +126,8 @@ class Notebook:
         """Write it with these cells, open it, and wait for its kernel. ``width``: the page's; 1132 leaves 700 px."""
         self.name = f"{secrets.token_hex(4)}.ipynb"
         self.path = server.folder / self.name
+        import nbformat  # not above, as pytest loads this file whatever is run: it takes seconds
+
         made = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
         made.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
         nbformat.write(made, self.path)
@@ -196,6 +196,8 @@ class Notebook:
 
     def saved(self):
         """The notebook as it is saved now."""
+        import nbformat
+
         self.command("docmanager:save")
         return nbformat.read(self.path, as_version=4)
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import time
 
-import nbformat
 import pytest
-from nbclient import NotebookClient
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
 TRAIN = """
@@ -112,6 +110,9 @@ def test_code_in_a_new_cell_gives_the_same_results(page):
 
 @pytest.mark.slow
 def test_without_a_front_end_the_panel_is_its_static_form(tmp_path):
+    import nbformat  # not above: it takes seconds, also where nothing of this file is run
+    from nbclient import NotebookClient
+
     book = nbformat.v4.new_notebook()
     cells = [
         "%load_ext notebook_launcher\nimport os, time\n" + TRAIN,

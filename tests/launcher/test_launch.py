@@ -284,6 +284,7 @@ print("results", run.results)
 """
 
 
+@pytest.mark.slow
 def test_two_machines_meet(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(MACHINE)

@@ -85,6 +85,7 @@ def of_ranks(folder, num_accumulated, ddp_options):
     return differences(folder, num_accumulated=num_accumulated, kwargs_handlers=handlers)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_processes", [3, 4])
 @pytest.mark.parametrize(
     ("num_accumulated", "ddp_options"),
@@ -192,6 +193,7 @@ def goes_on_without(folder, case):
     return True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "case",
     [

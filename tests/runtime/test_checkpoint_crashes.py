@@ -105,6 +105,7 @@ def saves_killed(folder, can_exchange, automatic, in_background):
     raise AssertionError
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("can_exchange", "automatic", "in_background"),
     [(True, False, False), (False, False, False), (True, True, False), (True, True, True)],

@@ -17,8 +17,9 @@ from notebook_launcher import (
     LocalSGD,
     ParallelismConfig,
 )
+from notebook_launcher.core import deepspeed_options
 from notebook_launcher.core.world import World
-from notebook_launcher.runtime import options, plugins, zero_config
+from notebook_launcher.runtime import options, plugins
 
 needs_deepspeed = pytest.mark.skipif(
     importlib.util.find_spec("deepspeed") is None, reason="the package deepspeed is not installed"
@@ -184,7 +185,7 @@ def test_states_show_what_the_launch_added(on_ranks):
 
 def test_the_stage_in_force_is_told():
     own = {"zero_optimization": {"stage": 3}}
-    assert zero_config.with_section(DeepSpeedPlugin(), None).zero_stage == 2
-    found = zero_config.with_section(DeepSpeedPlugin(hf_ds_config=own), None)
+    assert deepspeed_options.with_section(DeepSpeedPlugin(), None).zero_stage == 2
+    found = deepspeed_options.with_section(DeepSpeedPlugin(hf_ds_config=own), None)
     assert (found.zero_stage, found.deepspeed_config) == (3, own)
-    assert zero_config.with_section(DeepSpeedPlugin(hf_ds_config={"bf16": {}}), None).zero_stage == 0
+    assert deepspeed_options.with_section(DeepSpeedPlugin(hf_ds_config={"bf16": {}}), None).zero_stage == 0

@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
 import torch
 import training_script
 
@@ -87,6 +88,7 @@ def held_port(first, last):
     raise RuntimeError(f"no free port found from {first} to {last}")
 
 
+@pytest.mark.slow
 def test_a_script_that_nobody_launched(tmp_path):
     wait_for([started(SCRIPT, tmp_path)])
     assert_trained(saved(tmp_path, 1), 1, "NO")
@@ -106,6 +108,7 @@ def test_launched_by_this_project(on_ranks):
     assert_trained(on_ranks(training_script.train), 2, "MULTI_CPU")
 
 
+@pytest.mark.slow
 def test_torchrun(tmp_path):
     # Standalone: torchrun takes a free port, where its default is one that another test may use.
     options = ("--standalone", "--nproc-per-node", 2, "--log-dir", tmp_path)
@@ -113,6 +116,7 @@ def test_torchrun(tmp_path):
     assert_trained(saved(tmp_path, 2), 2, "MULTI_CPU")
 
 
+@pytest.mark.slow
 def test_slurm_step(tmp_path):
     with held_port(FIRST_SLURM_PORT, 2 * FIRST_SLURM_PORT) as port:
         step = {

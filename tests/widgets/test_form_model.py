@@ -501,12 +501,12 @@ def test_a_strategy_s_options_go_where_accelerate_keeps_them(monkeypatch):
 
     monkeypatch.setattr(plan, "STRATEGIES", registry.Registry("strategy", {"deepspeed": "x:y"}))
     model, _ = model_of(DEF, strategies=("deepspeed",))
-    model.load(LaunchConfig(strategy="deepspeed", extra={"deepspeed_config": {"kept": 1}, "debug": False}))
+    model.load(LaunchConfig(strategy="deepspeed", extra={"deepspeed_config": {"zero3_init_flag": 1}, "debug": False}))
     model.set("deepspeed_config.zero_stage", "3")
     model.set("deepspeed_config.offload_optimizer_device", "cpu")
     extra = model.chosen().config.extra
     assert extra == {
-        "deepspeed_config": {"kept": 1, "zero_stage": 3, "offload_optimizer_device": "cpu"},
+        "deepspeed_config": {"zero3_init_flag": 1, "zero_stage": 3, "offload_optimizer_device": "cpu"},
         "debug": False,
     }
     model.load(model.config())

@@ -175,6 +175,7 @@ def test_several_launches_in_a_row(on_xla):
         assert on_xla(abs, args=(-number,)).results == [number, number]
 
 
+@pytest.mark.slow
 def test_a_launch_on_the_cpu_after_one_on_xla_has_torch_as_it_is(on_xla):
     loaded = cell("import sys\n'torch_xla' in sys.modules")
     assert on_xla(loaded, 1).result
