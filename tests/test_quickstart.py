@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow  # each loads nbclient and a kernel
+
 SCRIPT = Path(__file__).resolve().parent.parent / "scripts" / "execute_notebook.py"
 
 
