@@ -23,6 +23,7 @@ MAX_SERIES = 8  # in one plot
 _BUCKETS_SHOWN = 128  # a plot is some 260 points wide
 _NOT_METRICS = frozenset({"rank", "step", "time_s"})
 _FEW = 8  # points that are taken one by one: looking at them first would cost more
+_SLICE = 4096  # points; where one isn't finite, so many are taken one by one
 
 
 class Point(NamedTuple):
@@ -83,31 +84,44 @@ class Curve:
             self.num_not_finite += 1
             return
         self.last = point
+        if len(self._buckets) >= self._max_buckets and self._in_last >= self._per_bucket:
+            self._halve()
         if self._buckets and self._in_last < self._per_bucket:
             self._buckets[-1].add(point)
             self._in_last += 1
-            return
-        if len(self._buckets) >= self._max_buckets:
-            self._halve()
-        self._buckets.append(_Bucket(point, point, point, point))
-        self._in_last = 1
+        else:
+            self._buckets.append(_Bucket(point, point, point, point))
+            self._in_last = 1
 
     def extend(self, values: Sequence[float], steps: Sequence[float]) -> None:
         """Take in ``values`` at ``steps``: where a bucket takes many, at a fraction of their cost one by one."""
+        for start in range(0, len(values), _SLICE):
+            some, at = values[start : start + _SLICE], steps[start : start + _SLICE]
+            if len(some) >= _FEW and _all_finite(some, at):
+                self._extend_finite(some, at)
+            else:
+                for value, step in zip(some, at, strict=True):
+                    self.add(value, step)
+
+    def _extend_finite(self, values: Sequence[float], steps: Sequence[float]) -> None:
+        # What would happen on the way happens first, so that the buckets take many at a time.
+        while (len(self._buckets) - 1) * self._per_bucket + self._in_last + len(values) > (
+            self._max_buckets * self._per_bucket
+        ):
+            self._halve()
         start, num_values = 0, len(values)
         while start < num_values:
             is_full = not self._buckets or self._in_last >= self._per_bucket
             stop = min(num_values, start + self._per_bucket - (0 if is_full else self._in_last))
-            some, at = values[start:stop], steps[start:stop]
-            if stop - start >= _FEW and _all_finite(some, at):
-                self._add_together(some, at, is_full=is_full)
+            if stop - start >= _FEW:
+                self._add_together(values[start:stop], steps[start:stop], is_full=is_full)
             else:
-                for value, step in zip(some, at, strict=True):
+                for value, step in zip(values[start:stop], steps[start:stop], strict=True):
                     self.add(value, step)
             start = stop
 
     def _add_together(self, values: Sequence[float], steps: Sequence[float], *, is_full: bool) -> None:
-        """Take in finite ones that fit into the last bucket, or into a new one where it is full."""
+        """Take in what fits into the last bucket, or into a new one where it is full."""
         low, high, last = values.index(min(values)), values.index(max(values)), len(values) - 1
         if is_full:
             self.add(values[0], steps[0])
@@ -131,6 +145,8 @@ class Curve:
             merged.append(earlier)
         if len(self._buckets) % 2:
             merged.append(self._buckets[-1])
+        elif merged:
+            self._in_last += self._per_bucket
         self._buckets = merged
         self._per_bucket *= 2
 
@@ -177,35 +193,26 @@ class Curves:
         self._names = list(names)
         self._num_taken = [0] * len(self._names)
         self._curves: dict[str, dict[tuple[int, int], Curve]] = {}  # by metric, then by run and rank
-        self._last_step: dict[int, float] = {}
         self._drawn: dict[str, tuple[int, Plot]] = {}
 
     def take(self, run: int, rows: MetricRows) -> None:
         """Take what has been added to the ``rows`` of run number ``run`` since the last call."""
-        for stretch in rows.stretches(self._num_taken[run]):
+        start, self._num_taken[run] = self._num_taken[run], len(rows)
+        for stretch in rows.stretches(start, self._num_taken[run]):
             if _is_plain(stretch):
                 for name, values in stretch.columns.items():
                     self._curve(name, run, stretch.rank).extend(values, stretch.steps)
-                if run == 0:
-                    self._last_step[stretch.rank] = stretch.steps[-1]
             else:
-                for number in range(stretch.first, stretch.first + len(stretch.steps)):
-                    self._take_row(run, rows[number])
-            self._num_taken[run] = stretch.first + len(stretch.steps)
+                for row in stretch.rows():
+                    self._take_row(run, row)
 
     def _take_row(self, run: int, row: dict[str, Any]) -> None:
         # Metrics of these names have taken the places of the launcher's own.
         rank = row["rank"] if isinstance(row["rank"], int) else 0
         step = row["step"] if isinstance(row["step"], int | float) else None
-        if step is not None and run == 0:
-            self._last_step[rank] = step
         for name, value in row.items():
             if name not in _NOT_METRICS and isinstance(value, int | float):
                 self._curve(name, run, rank).add(value, step)
-
-    def last_step(self, rank: int) -> float | None:
-        """The step that the first run's rank has logged last."""
-        return self._last_step.get(rank)
 
     def plots(self) -> tuple[Plot, ...]:
         """A plot for each metric, in the order in which they came; what has not changed is the very same object."""

@@ -25,6 +25,7 @@ _CPU_SHARE, _CPU_SHARE_OF_CURVES = 0.02, 0.01  # of a core, which the notebook's
 _OUTPUT_BYTES_PER_S, _BEHIND_BYTES_PER_S = 300_000, 150_000  # of the tab in front, of all others together
 _LINES_BEHIND = 60  # of a tab that is not in front, while its rank goes on writing
 _FLOOD_LINES, _LINES_OF_FLOOD = 100, 200  # who gets so many between two looks reads none; of them the last are shown
+_FLOOD_S = 0.4  # between two of its pictures: figures and the table change more often
 _CALM_S = 1.0
 _MAX_TABS = 16
 _CHARS_SHOWN = 200_000  # of one rank while it goes on: a browser draws them several times a second
@@ -56,10 +57,15 @@ class Pane:
         """From now on paint at this pace."""
         self._every_s, self._bytes_per_s = every_s, bytes_per_s
 
+    @property
+    def is_due(self) -> bool:
+        """Whether its pace allows to paint it now."""
+        return self._clock() >= self._next_s
+
     def offer(self, key: object, make: Callable[[], str], *, at_once: bool = False) -> None:
         """Show what ``make`` gives, if ``key`` says that it is new; ``at_once`` whatever the pace."""
         now_s = self._clock()
-        self.is_late = key != self._key and not at_once and now_s < self._next_s
+        self.is_late = key != self._key and not (at_once or self.is_due)
         if key == self._key or self.is_late:
             return
         self._key = key
@@ -144,6 +150,11 @@ class LiveView:
         chosen = self._picker.selected_index if isinstance(self._picker, widgets.Tab) else self._picker.value
         return int(chosen or 0)
 
+    @property
+    def curves_due(self) -> bool:
+        """Whether ``paint`` would draw curves that have changed; else a view need not take in what they show."""
+        return self._parts["curves"].is_due
+
     def paint(self, view: View, displays: Sequence[str], *, cell_runs: bool, at_once: bool = False) -> bool:
         """Show what is new; returns whether some of it has to wait for its pace."""
         ended = bool(view.summary)
@@ -194,7 +205,8 @@ class LiveView:
             written.num_lines, written.since_s = row.num_lines, now_s
         pane = self._panes[rank if len(self._panes) > 1 else 0]
         in_front = rank == self.in_front
-        pane.paced_by(*((_PAINT_S, _OUTPUT_BYTES_PER_S) if in_front else self._pace_behind))
+        pace_s = _FLOOD_S if written.is_flood else _PAINT_S
+        pane.paced_by(*((pace_s, _OUTPUT_BYTES_PER_S) if in_front else self._pace_behind))
         is_calm = now_s - written.since_s > _CALM_S or (in_front and not written.is_flood)
         written.is_cut = not (ended or holds or is_calm)
         num_lines = (_LINES_OF_FLOOD if in_front else _LINES_BEHIND) if written.is_cut else monitor_html.LAST_LINES

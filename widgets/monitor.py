@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from notebook_launcher.launcher.sinks import RunView
     from notebook_launcher.widgets.live_view import LiveView
 
-_PAINT_S, _SLOWEST_PAINT_S = 0.1, 0.16
+_PAINT_S, _SLOWEST_PAINT_S = 0.1, 0.19
 _CPU_SHARE = 0.03  # of a core, for painting: a view that costs more is painted less often
 _IDLE_S = 1.0  # the time that has passed is shown, too
 _WIDGET = "application/vnd.jupyter.widget-view+json"
@@ -218,7 +218,10 @@ class Monitor:
         cell_runs = any(cell.running for cell, _ in self._places)
         self._log_scale = bool(self._live.log_scale.value)
         displays = list(self._embedded.values())
-        return self._live.paint(self._model.view(memory), displays, cell_runs=cell_runs, at_once=at_once)
+        takes_curves = at_once or self._live.curves_due
+        view = self._model.view(memory, curves=takes_curves)
+        is_late = self._live.paint(view, displays, cell_runs=cell_runs, at_once=at_once)
+        return is_late or not takes_curves
 
     def _bundle(self) -> dict[str, str]:
         view = self._model.view()

@@ -108,13 +108,17 @@ class ViewModel:
             if self.record.hosts.get(rank, self._host) == self._host and not (states and states[rank].exited)
         }
 
-    def view(self, memory_bytes: Mapping[int, int] | None = None) -> View:
-        """How the run stands now; ``memory_bytes`` is what the ranks' processes use, by rank, where it is known."""
+    def view(self, memory_bytes: Mapping[int, int] | None = None, *, curves: bool = True) -> View:
+        """How the run stands now; ``memory_bytes`` is what the ranks' processes use, by rank, where it is known.
+
+        Without ``curves``, these are as they were in the view before.
+        """
         record = self.record
         for rank, used in (memory_bytes or {}).items():
             self._peaks[rank] = max(used, self._peaks.get(rank, 0))
-        for number, run in enumerate([record, *self._others]):
-            self._curves.take(number, run.metrics)
+        if curves:
+            for number, run in enumerate([record, *self._others]):
+                self._curves.take(number, run.metrics)
         ended = bool(record.summary)
         loops = {rank: self._loops(rank) for rank in range(record.num_ranks)}
         rows = [self._row(rank, loops[rank], (memory_bytes or {}).get(rank)) for rank in loops]
@@ -152,7 +156,7 @@ class ViewModel:
         last = self._last_line(rank)
         held = record.device_memory.get(rank)
         path = record.output.path(rank)
-        step = self._curves.last_step(rank)
+        step = record.metrics.last_steps.get(rank)
         peak = self._peaks.get(rank)
         return RankRow(
             rank=rank,

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from notebook_launcher.core.events import Metrics
 
@@ -60,6 +60,10 @@ class _Table:
         for name, column in self.columns.items():
             column.extend(metrics.columns[name])
 
+    def stretch(self, begin: int, end: int) -> Stretch:
+        columns = {name: column.values[begin:end] for name, column in self.columns.items()}
+        return Stretch(self.rank, self.steps.values[begin:end], columns, lambda: map(self.row, range(begin, end)))
+
     def row(self, place: int) -> dict[str, Any]:
         own = {"rank": self.rank, "step": self.steps.values[place], "time_s": self.times_s.values[place]}
         return own | self.values(place)
@@ -85,12 +89,12 @@ class _Sundries(_Table):
 
 @dataclasses.dataclass(frozen=True)
 class Stretch:
-    """Rows of one rank that follow each other and have the same names; each sequence has a value for each row."""
+    """Rows of one rank, one after another, that have the same names; each sequence has a value for each row."""
 
-    first: int  # the first row's number
     rank: int
     steps: Sequence[Any]
     columns: dict[str, Sequence[Any]]  # none where the rows are kept one by one
+    rows: Callable[[], Iterable[dict[str, Any]]]
 
 
 class MetricRows(Sequence[dict[str, Any]]):
@@ -106,6 +110,7 @@ class MetricRows(Sequence[dict[str, Any]]):
         self._first = array.array("q")
         self._table: list[_Table] = []
         self._place = array.array("q")
+        self.last_steps: dict[int, float] = {}  # by rank, of those that give steps
 
     def add(self, rank: int, metrics: Metrics) -> None:
         """Add rows."""
@@ -115,14 +120,22 @@ class MetricRows(Sequence[dict[str, Any]]):
             self._place.append(table.num_rows)
             self._first.append(self._num_rows)
         table.add(metrics)
+        step = metrics.columns.get("step", metrics.steps)[-1]
+        if isinstance(step, int | float):
+            self.last_steps[rank] = step
         self._num_rows += len(metrics.steps)  # last: whoever reads meanwhile finds all of the rows that it counts
 
-    def stretches(self, start: int = 0) -> Iterator[Stretch]:
-        """The rows from number ``start`` on."""
-        stop = self._num_rows
-        for table, begin, end, number in self._pieces(start, stop):
-            columns = {name: column.values[begin:end] for name, column in table.columns.items()}
-            yield Stretch(number, table.rank, table.steps.values[begin:end], columns)
+    def stretches(self, start: int, stop: int) -> list[Stretch]:
+        """The rows from number ``start`` to before ``stop``: each rank's in order, however they lie between others'."""
+        found: list[list[Any]] = []  # table, first place, the one after the last
+        last: dict[int, list[Any]] = {}  # by rank
+        for table, begin, end in self._pieces(start, stop):
+            if table.rank in last and last[table.rank][0] is table:
+                last[table.rank][2] = end
+            else:
+                last[table.rank] = [table, begin, end]
+                found.append(last[table.rank])
+        return [table.stretch(begin, end) for table, begin, end in found]
 
     def __len__(self) -> int:
         """The number of rows."""
@@ -142,7 +155,7 @@ class MetricRows(Sequence[dict[str, Any]]):
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """The rows, in the order in which they came."""
-        for table, begin, end, _ in self._pieces(0, self._num_rows):
+        for table, begin, end in self._pieces(0, self._num_rows):
             yield from map(table.row, range(begin, end))
 
     def _table_of(self, rank: int, names: tuple[str, ...]) -> _Table:
@@ -154,11 +167,11 @@ class MetricRows(Sequence[dict[str, Any]]):
                 table = self._tables.setdefault((rank, None), _Sundries(rank))
         return table
 
-    def _pieces(self, start: int, stop: int) -> Iterator[tuple[_Table, int, int, int]]:
-        """Table, first place and the one after the last there, and the first row's number, of rows side by side."""
+    def _pieces(self, start: int, stop: int) -> Iterator[tuple[_Table, int, int]]:
+        """Table, first place and the one after the last there, of rows that follow each other."""
         at = max(0, bisect.bisect_right(self._first, start) - 1)
         while start < stop:
             after = min(stop, self._first[at + 1]) if at + 1 < len(self._first) else stop
             begin = self._place[at] + start - self._first[at]
-            yield self._table[at], begin, begin + after - start, start
+            yield self._table[at], begin, begin + after - start
             start, at = after, at + 1

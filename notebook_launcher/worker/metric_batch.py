@@ -1,4 +1,4 @@
-"""Metrics on their way to the launcher: whoever logs by the hundred a second sends twenty messages, not hundreds."""
+"""Metrics on their way to the launcher: whoever logs by the hundred a second sends five messages or twenty."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from notebook_launcher.core import events
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_EVERY_S = 0.05
+_EVERY_S, _MANY_EVERY_S = 0.05, 0.2
+_MANY = 20  # in one message: who logs that fast is not looked at that often
 _MAX_WAITING = 1000
 _PLAIN = frozenset({float, int, bool, str, type(None)})
 
@@ -51,7 +52,7 @@ class MetricBatch:
     def _send_all(self) -> None:
         waiting, self._waiting = self._waiting, []
         if waiting:
-            self._next_s = self._clock() + _EVERY_S
+            self._next_s = self._clock() + (_EVERY_S if len(waiting) < _MANY else _MANY_EVERY_S)
             self._send(waiting[0] if len(waiting) == 1 else _together(waiting))
 
 

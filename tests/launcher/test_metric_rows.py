@@ -65,20 +65,24 @@ def test_several_at_once_are_as_one_after_another():
 
 
 @pytest.mark.parametrize("start", range(len(ROWS) + 1))
-def test_stretches_are_the_rows_from_there_on(start):
-    rows = logged(*ROWS)
-    found = []
-    for stretch in rows.stretches(start):
-        assert stretch.first == start + len(found)
-        for place in range(len(stretch.steps)):
+@pytest.mark.parametrize("num_left", [0, 1])
+def test_stretches_are_the_rows_of_each_rank_in_order(start, num_left):
+    rows, stop = logged(*ROWS), len(ROWS) - num_left
+    found = {0: [], 1: []}
+    for stretch in rows.stretches(start, stop):
+        for place, row in enumerate(stretch.rows()):
             values = {name: column[place] for name, column in stretch.columns.items()}
-            found.append((stretch.rank, stretch.steps[place], values))
-    assert found == ROWS[start:]
+            found[stretch.rank].append((stretch.rank, stretch.steps[place], values))
+            assert {"rank": stretch.rank, "step": stretch.steps[place], "time_s": row["time_s"], **values} == row
+    for rank, own in found.items():
+        assert own == [row for row in ROWS[start:stop] if row[0] == rank]
 
 
-def test_a_stretch_is_as_long_as_rows_lie_side_by_side():
-    rows = logged(*[(0, step, {"loss": 1.0}) for step in range(5)], (1, 0, {"loss": 1.0}), (0, 5, {"loss": 1.0}))
-    assert [(one.first, one.rank, len(one.steps)) for one in rows.stretches()] == [(0, 0, 5), (5, 1, 1), (6, 0, 1)]
+def test_a_stretch_goes_on_past_the_rows_of_others_until_its_rank_logs_other_names():
+    loss, both = {"loss": 1.0}, {"loss": 1.0, "accuracy": 0.5}
+    rows = logged((0, 0, loss), (0, 1, loss), (1, 0, loss), (0, 2, loss), (0, 3, both), (1, 1, loss), (0, 4, loss))
+    found = [(one.rank, list(one.steps), list(one.columns)) for one in rows.stretches(0, 7)]
+    assert found == [(0, [0, 1, 2], ["loss"]), (1, [0, 1], ["loss"]), (0, [3], [*both]), (0, [4], ["loss"])]
 
 
 def test_names_by_the_thousand_are_kept_row_by_row():

@@ -37,13 +37,14 @@ def test_a_million_points_keep_every_extreme_and_little_memory():
     assert max(gaps) <= 8192  # no stretch of the run is missing
 
 
-@pytest.mark.parametrize("num_at_once", [1, 7, 25, 1000, 20_000])
-def test_many_at_once_are_as_one_after_another(num_at_once):
+@pytest.mark.parametrize("num_at_once", [1, 7, 25, 300, 1000, 20_000])
+@pytest.mark.parametrize("max_buckets", [64, 3])
+def test_many_at_once_are_as_one_after_another(num_at_once, max_buckets):
     chance = random.Random(0)  # noqa: S311 - not a secret
     values = [chance.random() for _ in range(20_000)]
     values[5_000], values[5_001], values[9_999] = math.nan, math.inf, 7.0
     steps = [index + index % 3 for index in range(20_000)]
-    one, other = Curve(64), Curve(64)
+    one, other = Curve(max_buckets), Curve(max_buckets)
     for value, step in zip(values, steps, strict=True):
         one.add(value, step)
     for start in range(0, 20_000, num_at_once):

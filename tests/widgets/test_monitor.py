@@ -364,7 +364,7 @@ def test_a_monitor_whose_view_breaks_says_so(watch):
     monitor.widget  # noqa: B018 - starts the painter
     kept, watched.record.metrics = watched.record.metrics, None
     monitor.changed(watched.record)
-    until(lambda: any("the monitor has stopped: AttributeError" in note for note in watched.record.notes))
+    until(lambda: any("the monitor has stopped: TypeError" in note for note in watched.record.notes))
     watched.record.metrics = kept
 
 

@@ -172,7 +172,7 @@ def test_only_new_rows_are_read_and_unchanged_plots_are_the_same_objects():
     before = model.view().plots
     read = []
     stretches = watched.record.metrics.stretches
-    watched.record.metrics.stretches = lambda start: (read.append(start), *stretches(start))[1:]
+    watched.record.metrics.stretches = lambda start, stop: (read.append(start), *stretches(start, stop))[1:]
     watched.logs(0, 1, loss=0.5)
     after = model.view().plots
     assert read == [1]

@@ -49,6 +49,17 @@ def test_what_comes_fast_goes_together_and_in_order(clock):
     assert others[-1].times_s[-1] == 99.0
 
 
+def test_who_logs_by_the_hundred_a_second_sends_five_messages_of_them(clock):
+    sent = []
+    batch = MetricBatch(sent.append, clock)
+    for step in range(2000):
+        clock.now_s += 0.002
+        batch.add(logged(step))
+    batch.flush()
+    assert len(sent) in range(20, 25)
+    assert [step for one in sent[1:] for step in one.steps] == list(range(1, 2000))
+
+
 def test_other_names_wait_for_those_before_them(clock):
     sent = []
     batch = MetricBatch(sent.append, clock)
