@@ -131,6 +131,7 @@ def test_an_error_shows_the_notebook_s_line(notebook, panel):
     panel.press("Launch")
     panel.sees("✗ failed", "Cell In[1], line 17", 'raise ValueError("bad <b>batch</b>")')
     notebook.page.wait_for_function("stop => stop.disabled", arg=panel.button("Stop").element_handle())
+    notebook.theme(dark=True)
     notebook.picture("failed-dark", panel.where)
 
 
