@@ -36,6 +36,13 @@ def hostile():
     print("y" * 100_000)
     os.write(1, b"half a \xe2\x82\nlast line\n")
 """
+HOLD = """
+import threading
+from notebook_launcher.widgets import check as checks
+go_on, work = threading.Event(), checks.Check._work
+checks.Check._work = lambda self: (go_on.wait(60), work(self))
+print("checks are held")
+"""
 POINTS = """() => [...document.querySelectorAll('.notebook-launcher-panel polyline')]
     .map(line => line.getAttribute('points').split(' ').length)"""
 
@@ -103,11 +110,13 @@ def test_a_check_is_watched_answered_and_stopped(notebook, panel):
     panel.fill("Processes", "2")
     panel.choose("Precision", "bf16")
     panel.sees("a change before anything can be launched")  # the function's arguments, which a check is not for
+    notebook.run_new(HOLD).get_by_text("checks are held", exact=True).wait_for()
     panel.press("Check")
     panel.sees("Stop ends it.")
     notebook.picture("checking-light", panel.where)
     assert panel.button("Launch").is_disabled()
-    notebook.prints("3 * 7", "21")  # the kernel is free meanwhile, and after it
+    notebook.prints("3 * 7", "21")  # the kernel is free meanwhile
+    notebook.prints("go_on.set()", "None")
     panel.sees("All is well: 2 processes · CPU (gloo) · bf16")
     panel.sees("✓ workers: 2 started in", "✓ bf16: products and sums", "✓ all-reduce: latency")
     for dark in (True, False):
@@ -115,8 +124,10 @@ def test_a_check_is_watched_answered_and_stopped(notebook, panel):
         notebook.picture(f"checked-{'dark' if dark else 'light'}", panel.where)
     assert not panel.button("Launch").is_disabled()
     assert panel.button("Stop").is_disabled()
+    notebook.prints("go_on.clear()", "None")
     panel.press("Check")
     panel.press("Stop")
+    notebook.prints("go_on.set()", "None")
     panel.sees("The check was stopped before its end.")
     notebook.picture("check-stopped-light", panel.where)
     panel.fill("Processes", "70000")
