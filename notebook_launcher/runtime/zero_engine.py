@@ -37,7 +37,8 @@ class Engine:
         self._graph = -1  # the number of the last backward
         self._norm: Any = None  # of the gradients as they are, once it is known
         self._exchanged: list[tuple[torch.Tensor | None, int]] = []  # whole gradients as they were left then
-        self.parameters = {id(p) for p in engine.module.parameters()}
+        self.held = tuple(engine.module.parameters())  # found once: each step would walk through all modules
+        self.parameters = set(map(id, self.held))
         self._adapt()
 
     def _adapt(self) -> None:
@@ -99,11 +100,11 @@ class Engine:
 
     def note_exchanged(self) -> None:
         """The whole gradients are exchanged: as long as they stay so, the step need not do it again."""
-        gradients = [parameter.grad for parameter in self.engine.module.parameters()]
+        gradients = [parameter.grad for parameter in self.held]
         self._exchanged = [(one, -1 if one is None else one._version) for one in gradients]  # noqa: SLF001
 
     def _is_exchanged(self) -> bool:
-        gradients = (parameter.grad for parameter in self.engine.module.parameters())
+        gradients = (parameter.grad for parameter in self.held)
         return bool(self._exchanged) and all(
             one is noted and (one is None or one._version == version)  # noqa: SLF001
             for one, (noted, version) in zip(gradients, self._exchanged, strict=True)
@@ -139,7 +140,7 @@ class Engine:
 
     def _places(self) -> Iterator[torch.Tensor | None]:
         zero = self.engine.optimizer
-        for parameter in self.engine.module.parameters():
+        for parameter in self.held:
             yield parameter.grad
             yield getattr(parameter, "grad_accum", None)
         if self.stage == WEIGHTS:
@@ -158,7 +159,7 @@ class Engine:
         zero = self.engine.optimizer
         self.is_final = False
         self._norm, self._exchanged = None, []
-        for parameter in self.engine.module.parameters():
+        for parameter in self.held:
             parameter.grad = None
         if self.stage == WHOLE:
             return

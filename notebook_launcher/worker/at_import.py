@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -27,11 +26,12 @@ def once_loaded(name: str, act: Callable[[Any], None]) -> None:
 class _Finder:
     """Finds what the other finders find, and adds to the loading of a module what waits for it."""
 
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:  # noqa: ARG002 - Python's
-        act = _waiting.pop(name, None)
-        if act is None:
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        if name not in _waiting:
             return None
-        spec = importlib.util.find_spec(name)
+        others = (finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec"))
+        found = (finder.find_spec(name, path, target) for finder in others)
+        spec = next((one for one in found if one is not None), None)
         loader: Any = None if spec is None else spec.loader
         if loader is None:
             return spec
@@ -39,8 +39,8 @@ class _Finder:
 
         def load_and_act(module: Any) -> None:
             load(module)
-            if module.__name__ == name:  # an archive's loader loads others, too
-                act(module)
+            if module.__name__ == name and name in _waiting:  # an archive's loader loads others, too
+                _waiting.pop(name)(module)
 
         loader.exec_module = load_and_act
         return spec

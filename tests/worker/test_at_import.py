@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import sys
 
 import pytest
@@ -63,6 +63,15 @@ def test_one_in_a_package_that_another_loads(written):
     once_loaded("whole", lambda module: seen.append(module.found))
     importlib.import_module("whole")
     assert seen == [8]
+
+
+def test_who_only_asks_whether_the_module_is_there_changes_nothing(written):
+    name, seen = written("later", "value = 7"), []
+    once_loaded(name, lambda module: seen.append(module.value))
+    assert importlib.util.find_spec(name).origin.endswith("later.py")
+    assert seen == []
+    importlib.import_module(name)
+    assert seen == [7]
 
 
 def test_a_module_that_is_not_there_or_fails_is_what_it_is_without(written):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import sys
@@ -11,28 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from child import in_child
 from torch.distributed.rendezvous import _rendezvous_handlers as handlers
 
 from notebook_launcher.core import events, origins
 from notebook_launcher.core.world import World
 from notebook_launcher.worker import rehearsal, rendezvous, surroundings
-
-
-def in_child(function):
-    """What ``function`` returns in a child of this process, which ends then."""
-    reader, writer = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            os.write(writer, json.dumps(function()).encode())
-        finally:
-            os._exit(0)
-    os.close(writer)
-    with os.fdopen(reader, "rb") as answer:
-        data = answer.read()
-    os.waitpid(pid, 0)
-    assert data, "the child raised"
-    return json.loads(data)
 
 
 def process():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import types
@@ -10,28 +9,12 @@ import weakref
 from pathlib import Path
 
 import pytest
+from child import in_child
 
 from notebook_launcher.core.config import world as read_world
 from notebook_launcher.core.events import Surroundings
 from notebook_launcher.core.world import World
 from notebook_launcher.worker import surroundings
-
-
-def in_child(function):
-    """What ``function`` returns in a child of this process, which ends then."""
-    reader, writer = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            os.write(writer, json.dumps(function()).encode())
-        finally:
-            os._exit(0)
-    os.close(writer)
-    with os.fdopen(reader, "rb") as answer:
-        data = answer.read()
-    os.waitpid(pid, 0)
-    assert data, "the child raised"
-    return json.loads(data)
 
 
 def given(tmp_path, **changed):

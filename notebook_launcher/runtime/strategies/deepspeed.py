@@ -235,7 +235,7 @@ class DeepSpeed:
             raise ConfigError(
                 f"clip_grad_norm_(norm_type={norm_type}): ZeRO stage {one.stage} clips by the 2-norm only"
             )
-        wanted = {id(p) for p in one.engine.module.parameters() if p.requires_grad}
+        wanted = {id(p) for p in one.held if p.requires_grad}
         if len(spread) > 1 or rest or not wanted <= found:
             raise ConfigError(
                 f"clip_grad_norm_ was given {len(found & wanted)} of the {len(wanted)} parameters of one model and "
