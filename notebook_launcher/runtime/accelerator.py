@@ -13,23 +13,13 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from notebook_launcher.core import config
-from notebook_launcher.runtime import (
-    data,
-    memory,
-    models,
-    optim,
-    options,
-    plugins,
-    precision,
-    process,
-    states,
-    strategies,
-)
+from notebook_launcher.runtime import data, models, optim, options, plugins, precision, process, states, strategies
 from notebook_launcher.runtime.accumulation import Accumulation, Progress
 from notebook_launcher.runtime.checkpoint import Checkpoints
 from notebook_launcher.runtime.exchanging import Exchanging
 from notebook_launcher.runtime.groups import Groups
 from notebook_launcher.runtime.loops import Loops
+from notebook_launcher.runtime.memory import release
 from notebook_launcher.runtime.pipelining import Pipelining
 from notebook_launcher.runtime.reporting import Reporting
 from notebook_launcher.runtime.saving import Saving
@@ -273,12 +263,7 @@ class Accelerator(Reporting, Stepping, Exchanging, Pipelining, Saving):
             return self.prepare_optimizer(thing)
         return thing
 
-    def prepare_model(
-        self,
-        model: _M,
-        device_placement: bool | None = None,
-        evaluation_mode: bool = False,
-    ) -> _M:
+    def prepare_model(self, model: _M, device_placement: bool | None = None, evaluation_mode: bool = False) -> _M:
         """``model`` on ``device``, in this precision, spread as the strategy says, compiled for ``dynamo_backend``.
 
         ``evaluation_mode`` keeps it on this process, without gradient exchange. Raises ``ConfigError`` for trainable
@@ -299,9 +284,7 @@ class Accelerator(Reporting, Stepping, Exchanging, Pipelining, Saving):
         return prepared  # type: ignore[no-any-return]
 
     def prepare_optimizer(
-        self,
-        optimizer: torch.optim.Optimizer,
-        device_placement: bool | None = None,
+        self, optimizer: torch.optim.Optimizer, device_placement: bool | None = None
     ) -> optim.PreparedOptimizer:
         """``optimizer``, stepping when an accumulation group is complete."""
         del device_placement  # it has the parameters' place
@@ -329,7 +312,7 @@ class Accelerator(Reporting, Stepping, Exchanging, Pipelining, Saving):
         prepared = optim.PreparedScheduler(
             scheduler,
             self._accumulation,
-            optim.owner_of(scheduler, self._optimizers),
+            self._optimizers,
             with_optimizer=self._step_scheduler_with_optimizer,
             num_repeats=num_repeats,
         )
@@ -337,9 +320,7 @@ class Accelerator(Reporting, Stepping, Exchanging, Pipelining, Saving):
         return prepared
 
     def prepare_data_loader(
-        self,
-        data_loader: DataLoader[Any],
-        device_placement: bool | None = None,
+        self, data_loader: DataLoader[Any], device_placement: bool | None = None
     ) -> data.PreparedLoader:
         """This process's share of ``data_loader``, its batches on ``device``."""
         place = self.device_placement if device_placement is None else device_placement
@@ -350,12 +331,7 @@ class Accelerator(Reporting, Stepping, Exchanging, Pipelining, Saving):
             self._loaders.append(prepared)
         return prepared
 
-    def unwrap_model(
-        self,
-        model: _M,
-        keep_fp32_wrapper: bool = True,
-        keep_torch_compile: bool = True,
-    ) -> _M:
+    def unwrap_model(self, model: _M, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = True) -> _M:
         """The very module that was given to ``prepare``.
 
         ``keep_torch_compile`` False also undoes ``torch.compile``. ``keep_fp32_wrapper`` makes no difference:
@@ -377,7 +353,7 @@ class Accelerator(Reporting, Stepping, Exchanging, Pipelining, Saving):
         self._groups.forget()
         self._strategy.forget()
         self._checkpoints.forget()
-        memory.release(self.device)
+        release(self.device)
         return [None] * len(objects)
 
     clear = free_memory

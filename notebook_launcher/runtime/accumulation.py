@@ -8,6 +8,7 @@ does.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -18,40 +19,23 @@ if TYPE_CHECKING:
     from notebook_launcher.runtime.optim import PreparedOptimizer
 
 
+@dataclasses.dataclass(slots=True, eq=False)
 class Iteration:
     """One pass over one prepared loader, as far as it has come."""
 
-    __slots__ = (
-        "apart",
-        "counts",
-        "ends_group",
-        "index",
-        "is_last",
-        "is_open",
-        "led",
-        "loader",
-        "number",
-        "prior",
-        "sizes",
-        "stamp",
-        "total",
-    )
-
-    def __init__(self, loader: object, total: int | None, number: int = 0) -> None:
-        """``total`` is the number of batches that will come, None where nobody knows."""
-        self.loader = loader
-        self.total = total
-        self.number = number  # by which other passes know this one
-        self.led: set[int] = set()  # passes that this one was a batch ahead of
-        self.apart: set[int] = set()  # passes that are not read in step with this one
-        self.index = 0  # batches handed out
-        self.stamp = 0  # Progress.num_batches at the latest of them
-        self.prior = 0  # and at the one before
-        self.is_last = False
-        self.ends_group = False  # some rank's batch is its last: all exchange gradients, since that one won't any more
-        self.is_open = True
-        self.sizes: tuple[int, ...] = ()
-        self.counts: tuple[int, ...] = ()
+    loader: object
+    total: int | None  # batches that will come, None where nobody knows
+    number: int  # by which other passes know this one
+    led: set[int] = dataclasses.field(default_factory=set)  # passes that this one was a batch ahead of
+    apart: set[int] = dataclasses.field(default_factory=set)  # passes that are not read in step with this one
+    index: int = 0  # batches handed out
+    stamp: int = 0  # Progress.num_batches at the latest of them
+    prior: int = 0  # and at the one before
+    is_last: bool = False
+    ends_group: bool = False  # some rank's batch is its last: all exchange gradients, since that one won't any more
+    is_open: bool = True
+    sizes: tuple[int, ...] = ()
+    counts: tuple[int, ...] = ()
 
 
 class Progress:
@@ -120,21 +104,18 @@ class Progress:
                 follower.apart.add(leader.number)
 
 
+@dataclasses.dataclass(slots=True, eq=False)
 class Window:
     """A group of micro-batches as ``backward``, optimizers and schedulers see it: what the latest of them set."""
 
-    __slots__ = ("divisor", "has_run", "is_pending", "items", "owed", "scaling", "sync", "unit")
-
-    def __init__(self, divisor: int, scaling: LossScaling | None = None) -> None:
-        """``scaling`` scales the losses of fp16, None where they aren't scaled."""
-        self.divisor = divisor  # what a loss is divided by
-        self.sync = True  # gradients are exchanged, and the optimizers step
-        self.is_pending = False  # the group has gradients
-        self.has_run = False  # the current micro-batch has had its backward
-        self.owed: dict[int, Callable[[], None]] = {}  # zero_grad calls that wait for the group's end
-        self.scaling = scaling
-        self.items: Any = None  # this rank's of the group, where its losses are sums over items; see weighting
-        self.unit: Any = None  # what those losses were divided by
+    divisor: int  # what a loss is divided by
+    scaling: LossScaling | None  # of the losses of fp16, None where they aren't scaled
+    sync: bool = True  # gradients are exchanged, and the optimizers step
+    is_pending: bool = False  # the group has gradients
+    has_run: bool = False  # the current micro-batch has had its backward
+    owed: dict[int, Callable[[], None]] = dataclasses.field(default_factory=dict)  # zero_grad calls that had to wait
+    items: Any = None  # this rank's of the group, where its losses are sums over items; see weighting
+    unit: Any = None  # what those losses were divided by
 
     def zeroing_waits(self) -> bool:
         """Whether a ``zero_grad`` now would lose gradients of an unfinished group, wherever in the loop it stands."""
@@ -147,40 +128,22 @@ class Window:
         self.owed.clear()
 
 
+@dataclasses.dataclass(slots=True, eq=False)
 class Accumulation:
     """What an accelerator's groups share; ``current`` is the group that was entered last."""
 
-    __slots__ = (
-        "alone",
-        "current",
-        "entered",
-        "new_scaling",
-        "num_steps",
-        "saved_scalings",
-        "sync_at_end",
-        "sync_each_batch",
-    )
+    num_steps: int  # micro-batches in a group
+    sync_at_end: bool = True  # a group ends with the data
+    sync_each_batch: bool = False  # gradients are exchanged in every micro-batch
+    new_scaling: Callable[[], LossScaling | None] = lambda: None
+    saved_scalings: list[Any] = dataclasses.field(default_factory=list)  # of a checkpoint, for groups not made yet
+    alone: Window = dataclasses.field(init=False)  # of the code that never calls accumulate
+    current: Window = dataclasses.field(init=False)
+    entered: Any = None  # the Group that the code is in, whether it syncs, and the same of the one around it
 
-    def __init__(
-        self,
-        num_steps: int,
-        *,
-        sync_at_end: bool = True,
-        sync_each_batch: bool = False,
-        new_scaling: Callable[[], LossScaling | None] = lambda: None,
-    ) -> None:
-        """Groups of ``num_steps`` micro-batches; ``sync_at_end`` ends a group with the data.
-
-        ``sync_each_batch`` has gradients exchanged in every micro-batch.
-        """
-        self.num_steps = num_steps
-        self.sync_at_end = sync_at_end
-        self.sync_each_batch = sync_each_batch
-        self.new_scaling = new_scaling
-        self.saved_scalings: list[Any] = []  # of a checkpoint, for groups that are not made yet
-        self.alone = Window(num_steps, new_scaling())  # of the code that never calls accumulate
-        self.current: Window = self.alone
-        self.entered: Any = None  # the Group that the code is in, whether it syncs, and the same of the one around it
+    def __post_init__(self) -> None:
+        """Nothing is collected yet."""
+        self.forget()
 
     def next_scaling(self) -> LossScaling | None:
         """Loss scaling for one more group, as it was saved for the one that was made in this turn."""

@@ -69,11 +69,14 @@ def alike(thing: object, group: dist.ProcessGroup | None = None) -> bool:
 
 def largest(*numbers: int, group: dist.ProcessGroup | None = None) -> list[int]:
     """The largest of each number over all ranks, or those of ``group``."""
-    on_cpu = "cpu:" in dist.get_backend_config()  # where nobody has to wait for the device
-    device = torch.device("cpu") if on_cpu else torch.accelerator.current_accelerator()
-    found = torch.tensor(numbers, dtype=torch.int64, device=device)
+    found = torch.tensor(numbers, dtype=torch.int64, device=carrier())
     dist.all_reduce(found, dist.ReduceOp.MAX, group)
     return found.tolist()
+
+
+def carrier() -> torch.device | None:
+    """A device whose tensors the process group carries: wherever it can the CPU's, for which nobody has to wait."""
+    return torch.device("cpu") if "cpu:" in dist.get_backend_config() else torch.accelerator.current_accelerator()
 
 
 def _tensors(tree: Any, path: str = "") -> Iterator[str]:

@@ -54,11 +54,7 @@ def find_executable_batch_size(
     Raises ``RuntimeError`` when no size is left, and ``TypeError`` for a call that gives the batch size itself.
     """
     if function is None:
-        return functools.partial(
-            find_executable_batch_size,
-            starting_batch_size=starting_batch_size,
-            reduce_batch_size_fn=reduce_batch_size_fn,
-        )
+        return lambda decorated: find_executable_batch_size(decorated, starting_batch_size, reduce_batch_size_fn)
     name, num_parameters = function.__name__, len(inspect.signature(function).parameters)
 
     @functools.wraps(function)
@@ -105,7 +101,7 @@ class _Attempt:
         world = config.world()
         if world.world_size > 1:
             process.join(process.place(world))
-        self._size = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+        self._size = dist.get_world_size() if dist.is_initialized() else 1
         if self._size > 1:
             group: Any = dist.group.WORLD
             self._options = {

@@ -31,9 +31,8 @@ def choose(model: nn.Module, chosen: Settings) -> list[nn.Module]:
     else:
         names = chosen.class_names or tuple(getattr(model, "_no_split_modules", None) or ())
         kinds = {type(module).__name__ for module in inside}
-        missing = [name for name in chosen.class_names if name not in kinds]
-        if missing and len(missing) == len(chosen.class_names):
-            raise unknown_name(f"transformer_cls_names_to_wrap for {type(model).__name__}:", missing[0], kinds)
+        if chosen.class_names and kinds.isdisjoint(names):
+            raise unknown_name(f"transformer_cls_names_to_wrap for {type(model).__name__}:", names[0], kinds)
         found = [module for module in inside if type(module).__name__ in names]
     homes: dict[int, set[int]] = {}
     for module in model.modules():

@@ -108,7 +108,7 @@ def write(draft: storage.Draft, arrivals: Mapping[str, Arrivals], num_processes:
     """The orders that are known, under the models' names."""
     orders = {name: one.order for name, one in arrivals.items() if one.order is not None}
     if orders and draft.writes:
-        draft.text(FILE, json.dumps({"num_processes": num_processes, "orders": orders}, indent=1))
+        draft.put(FILE, [json.dumps({"num_processes": num_processes, "orders": orders}, indent=1).encode()])
 
 
 def read(folder: Path, num_processes: int) -> dict[str, list[str]]:

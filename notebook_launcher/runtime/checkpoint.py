@@ -74,14 +74,13 @@ class Checkpoints:
     save_hooks: dict[int, Callable[..., object]] = dataclasses.field(default_factory=collections.OrderedDict)
     load_hooks: dict[int, Callable[..., object]] = dataclasses.field(default_factory=collections.OrderedDict)
     _pending: staging.Background | None = None  # the latest save in the background
-    _memory: staging.Memory | None = None
+    _memory: staging.Memory = dataclasses.field(default_factory=staging.Memory)
     _guard: staging.Guard = dataclasses.field(default_factory=staging.Guard)
 
     @property
     def writes(self) -> bool:
         """Whether this rank writes what all have in full."""
-        first_here = self.process.world.local_rank == 0
-        return self.process.rank == 0 or (self.project.save_on_each_node and first_here)
+        return self.process.rank == 0 or (self.project.save_on_each_node and self.process.world.local_rank == 0)
 
     def register(self, objects: Iterable[Any]) -> None:
         """Keep the state of ``objects`` too; ``ConfigError`` for those that have none."""
@@ -110,7 +109,6 @@ class Checkpoints:
         told = together("save_state", lambda: (self._new_folder(output_dir), self._of_this_rank(), uuid.uuid4().hex))
         (folder, _, name), ranks = told[0], [state for _, state, _ in told]
         if in_background:
-            self._memory = self._memory or staging.Memory()
             self._memory.reset(self._guard.over(self.optimizers, (prepared for _, prepared in self.models)))
         memory = self._memory if in_background else None
         draft = storage.Draft(folder, writes=self.writes, sharded=sharded, memory=memory)
@@ -134,8 +132,7 @@ class Checkpoints:
                 together("save_state", lambda: commit(files) if draft.writes else None)
         except CheckpointError:
             begun.give_up()
-            if draft.writes:
-                draft.discard()
+            draft.discard()
             raise
         if output_dir is None:
             self.project.iteration = folders.number(folder) + 1
@@ -163,7 +160,7 @@ class Checkpoints:
 
     def forget(self) -> None:
         """Give back the memory of saves in the background, when the latest is done with it."""
-        self._memory = None
+        self._memory = staging.Memory()
 
     def _refuse_no_folder(self, call: str, folder: object) -> None:
         if folder is None and not self.project.automatic_checkpoint_naming:
@@ -319,8 +316,7 @@ class Checkpoints:
         acts.append(self.strategy.load(folder, _named("model", models), optimizers, strict=strict))
         for name, scheduler in _named("scheduler", self.schedulers).items():
             acts.append(functools.partial(scheduler.load_state_dict, storage.read(folder / f"{name}.bin")))
-        names = (folder / f"custom_checkpoint_{number}.pkl" for number in range(len(self.registered)))
-        found.registered += map(storage.read, names)
+        found.registered += [storage.read(folder / f"custom_checkpoint_{i}.pkl") for i in range(len(self.registered))]
         scalings = storage.read(folder / "scaler.pt") if "scaler.pt" in facts["files"] else []
         places = storage.read(folder / f"loaders_{was or 0}.bin")
         for number, (loader, place) in enumerate(zip(self.loaders, places, strict=False), 1):
@@ -334,7 +330,7 @@ class Checkpoints:
             acts.append(functools.partial(loader.go_on, place, is_exact=is_exact))
             if loader.persistent_workers and place["epoch"]:
                 lost.append("workers that persist have drawn random numbers in earlier epochs, and new ones begin anew")
-        acts += [self._drop_groups, functools.partial(self._load_scalings, scalings)]
+        acts += [*(group.drop for group in self.groups.values()), functools.partial(self._load_scalings, scalings)]
         if self.project.automatic_checkpoint_naming:
             acts.append(lambda: setattr(self.project, "iteration", facts["iteration"]))
         if not ignore and was is not None:  # last: what comes before may draw
@@ -376,17 +372,12 @@ class Checkpoints:
     def _random(self, folder: Path, rank: int) -> Any:
         path = folder / f"{_RANDOM}{rank}.pkl"
         random = storage.read(path)
-        lacking = randomness.snapshot(self.process.device).keys() - random.keys()
-        if lacking:
+        if lacking := randomness.snapshot(self.process.device).keys() - random.keys():
             raise CheckpointError(
                 f"{path} lacks the state of the random numbers of {', '.join(sorted(lacking))}, so that the run would "
                 "not go on as it was; load_state(..., skip_random_states=True) leaves random numbers as they are"
             )
         return random
-
-    def _drop_groups(self) -> None:
-        for group in self.groups.values():
-            group.drop()
 
     def _load_scalings(self, states: list[Any]) -> None:
         held = self._scalings()

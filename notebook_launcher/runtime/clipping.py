@@ -24,8 +24,8 @@ def norm(parameters: Iterable[torch.Tensor], norm_type: float) -> torch.Tensor:
     """The norm of the whole gradients, 0-d."""
     is_max = norm_type == float("inf")
     norms = []
-    for (mesh, placements), gradients in _locals(parameters).items():
-        found = get_total_norm(gradients, norm_type)
+    for (mesh, placements), holders in _locals(parameters).items():
+        found = get_total_norm([one.grad for one in holders], norm_type)
         if mesh is not None:
             found = found.to(mesh.device_type) if is_max else found.to(mesh.device_type) ** norm_type
             for dim, placement in enumerate(placements):
@@ -41,27 +41,25 @@ def norm(parameters: Iterable[torch.Tensor], norm_type: float) -> torch.Tensor:
 
 def scale(parameters: Iterable[torch.Tensor], max_norm: float, total: torch.Tensor) -> None:
     """Scale gradients, whose norm is ``total``, to one of at most ``max_norm``."""
-    for gradients in _locals(parameters).values():
-        holders: Any = [_Holder(gradient) for gradient in gradients]
+    for holders in _locals(parameters).values():
         clip_grads_with_norm_(holders, max_norm, total)
 
 
 def clip_value(parameters: Iterable[torch.Tensor], limit: float) -> None:
     """Bring each element of the gradients into [-limit, limit]."""
-    for gradients in _locals(parameters).values():
-        holders: Any = [_Holder(gradient) for gradient in gradients]
+    for holders in _locals(parameters).values():
         clip_grad_value_(holders, limit)
 
 
-def _locals(parameters: Iterable[torch.Tensor]) -> dict[Any, list[torch.Tensor]]:
-    """What this rank has of the gradients, by how they are spread."""
-    groups: dict[Any, list[torch.Tensor]] = {}
+def _locals(parameters: Iterable[torch.Tensor]) -> dict[Any, list[Any]]:
+    """What holds this rank's part of the gradients, by how they are spread."""
+    groups: dict[Any, list[Any]] = {}
     for parameter in parameters:
         gradient = parameter.grad
         if isinstance(gradient, DTensor):
-            groups.setdefault((gradient.device_mesh, gradient.placements), []).append(gradient.to_local())
+            groups.setdefault((gradient.device_mesh, gradient.placements), []).append(_Holder(gradient.to_local()))
         elif gradient is not None:
-            groups.setdefault((None, ()), []).append(gradient)
+            groups.setdefault((None, ()), []).append(parameter)
     return groups
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
-import copy
 import dataclasses
 import itertools
 from typing import TYPE_CHECKING, Any
@@ -16,7 +14,7 @@ from notebook_launcher.core.errors import CheckpointError, ConfigError
 from notebook_launcher.runtime import dispatch, sharding, short_batches, trees
 from notebook_launcher.runtime.places import Beginning, Place, State
 from notebook_launcher.runtime.randomness import OwnStream, alike_among, equalize
-from notebook_launcher.runtime.sampling import Epochs, Notes, SharedSampler, is_sharded
+from notebook_launcher.runtime.sampling import Epochs, SharedSampler, is_sharded, random_int
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -38,7 +36,6 @@ class _Share:
     sampler: SharedSampler | None  # None: an iterable data set, shared as batches of data
     dispatches: bool
     non_blocking: bool
-    put: Callable[[Any], Any] | None  # the backend's own way to put them there
     generator: torch.Generator | None  # the loader's own, for the seeds of its workers
     place: Place  # how far it has come, for checkpoints
     device: torch.device | None = None  # None: batches stay where they are
@@ -47,7 +44,8 @@ class _Share:
 
     def moved(self, batch: Any, device: torch.device) -> Any:
         """The batch on ``device``."""
-        return trees.move(batch, device, non_blocking=self.non_blocking) if self.put is None else self.put(batch)
+        put = self.process.backend.put
+        return trees.move(batch, device, non_blocking=self.non_blocking) if put is None else put(batch)
 
     def follow(self, plan: sharding.Plan) -> None:
         """Share the next passes as ``plan`` says."""
@@ -70,15 +68,14 @@ class PreparedLoader(DataLoader[Any]):
                 equalize(share.rng_types, share.process.device)
             alike_among(share.process.twins, share.process.device)
             self._seed_workers()
-            batches, next_round = self._batches_from(beginning)
+            batches = self._batches_from(beginning)
         iteration = share.progress.begin(share, self._known_length())
         iteration.index = beginning.start
         share.latest = iteration
         advance, device, rank = share.progress.advance, share.device, share.rank
         is_divided = share.plan.num_ranks == share.process.num_processes
         try:
-            for batch in batches:
-                _, sizes, counts, is_last = next_round()
+            for batch, (_, sizes, counts, is_last) in batches:
                 if is_divided:
                     advance(iteration, is_last[rank], sizes, counts, True in is_last)
                 else:
@@ -180,59 +177,50 @@ class PreparedLoader(DataLoader[Any]):
         share = self._share
         if not share.process.rank or not self.num_workers or share.dispatches or self._iterator is not None:
             return  # persistent workers are seeded once
-        drawn = int(torch.empty((), dtype=torch.int64).random_(generator=share.generator).item())
-        self.generator = torch.Generator().manual_seed((drawn + share.process.rank) % 2**63)
+        self.generator = torch.Generator().manual_seed((random_int(share.generator) + share.process.rank) % 2**63)
 
-    def _separate_streams(self, batches: Any) -> None:
-        """Give what each rank reads in its main process random numbers of its own; alone, they are plain torch's."""
-        share = self._share
-        fetcher = getattr(batches, "_dataset_fetcher", None)
-        if share.process.num_processes > 1 and fetcher is not None:
-            seed = batches._base_seed + share.process.rank  # noqa: SLF001 - as torch makes its workers' seeds
-            fetcher.fetch = OwnStream(fetcher.fetch, seed)
-
-    def _batches_from(self, beginning: Beginning) -> tuple[Iterator[Any], Callable[[], sharding.Round[Any]]]:
-        """The same as ``_batches``, from ``beginning`` on."""
+    def _batches_from(self, beginning: Beginning) -> Iterator[dispatch.Received]:
+        """This rank's batches from ``beginning`` on, each with the round that it belongs to."""
         sampler, start = self._share.sampler, beginning.start
-        batches: Any
-        if sampler is not None and not self._share.dispatches and not beginning.is_exact:
-            sampler.num_skipped = start
-            batches, next_round = self._batches(0)
-            sampler.num_skipped = 0
-            if start and not self.num_workers:  # the order is drawn now, as where it was interrupted
-                drawn = list(itertools.islice(batches._sampler_iter, 1))  # noqa: SLF001 - where torch has it
-                batches._sampler_iter = itertools.chain(drawn, batches._sampler_iter)  # noqa: SLF001
-            return batches, next_round
-        batches, next_round = self._batches(start if beginning.is_there else 0)
+        if sampler is None or self._share.dispatches:
+            batches = self._data_batches(start if beginning.is_there else 0)
+        elif beginning.is_exact:
+            batches = self._drawn_batches(sampler, 0)
+        else:
+            return self._drawn_batches(sampler, start)
         if beginning.is_at_end:
-            batches = iter(())
-        elif not beginning.is_there:
-            for number in range(start):
-                if next(batches, self) is self:
-                    if beginning.is_exact:
-                        raise CheckpointError(
-                            f"the checkpoint was saved after {start} batches of an epoch, and the data, a "
-                            f"{type(self.dataset).__name__}, now has {number}; give the data that was there then"
-                        )
-                    break
-                next_round()
-        return batches, next_round
+            return iter(())
+        for number in range(0 if beginning.is_there else start):
+            if next(batches, None) is None:
+                if beginning.is_exact:
+                    raise CheckpointError(
+                        f"the checkpoint was saved after {start} batches of an epoch, and the data, a "
+                        f"{type(self.dataset).__name__}, now has {number}; give the data that was there then"
+                    )
+                break
+        return batches
 
-    def _batches(self, num_before: int) -> tuple[Iterator[Any], Callable[[], sharding.Round[Any]]]:
-        """The batches, and what to ask for the round that each belongs to."""
-        sampler = self._share.sampler
-        if sampler is not None and not self._share.dispatches:
-            batches = self._read()
-            if not hasattr(batches, "_sampler_iter"):  # a subclass's generator, which begins with its first batch
-                batches = itertools.chain(list(itertools.islice(batches, 1)), batches)
-            return batches, sampler.notes.popleft
-        notes: Notes = collections.deque()
-        return _noted(self._data_batches(num_before), notes), notes.popleft
+    def _drawn_batches(self, sampler: SharedSampler, num_skipped: int) -> Iterator[dispatch.Received]:
+        sampler.num_skipped = num_skipped
+        batches: Any = self._read()
+        if not hasattr(batches, "_sampler_iter"):  # a subclass's generator, which begins with its first batch
+            batches = itertools.chain(list(itertools.islice(batches, 1)), batches)
+        elif num_skipped and not self.num_workers:  # the order is drawn now, as where it was interrupted
+            drawn = list(itertools.islice(batches._sampler_iter, 1))  # noqa: SLF001 - where torch has it
+            batches._sampler_iter = itertools.chain(drawn, batches._sampler_iter)  # noqa: SLF001
+        sampler.num_skipped = 0
+        return zip(batches, iter(sampler.notes.popleft, None), strict=False)
 
     def _read(self) -> Iterator[Any]:
-        batches = super().__iter__()
-        if self._share.sampler is not None:
-            self._separate_streams(batches)
+        """The loader's own batches.
+
+        What each rank reads in its main process has random numbers of its own; alone, they are plain torch's.
+        """
+        batches: Any = super().__iter__()
+        fetcher, process = getattr(batches, "_dataset_fetcher", None), self._share.process
+        if self._share.sampler is not None and process.num_processes > 1 and fetcher is not None:
+            seed = batches._base_seed + process.rank  # noqa: SLF001 - as torch makes its workers' seeds
+            fetcher.fetch = OwnStream(fetcher.fetch, seed)
         return batches
 
     def _data_batches(self, num_before: int) -> Iterator[dispatch.Received]:
@@ -241,7 +229,7 @@ class PreparedLoader(DataLoader[Any]):
         if is_sent or share.sampler is None:  # a sampler does it where it is read
             share.epochs.announce()
         if is_sent:
-            torch.empty((), dtype=torch.int64).random_(generator=share.generator)  # as a loader does that is read
+            random_int(share.generator)  # as a loader does that is read
         if share.sampler is None:
             share.epochs.begin()
         elif is_sent:
@@ -249,7 +237,7 @@ class PreparedLoader(DataLoader[Any]):
         size = share.plan.batch_size
         with short_batches.counted(self, super().__iter__, size):
             sized = short_batches.Sizes(iter(()) if is_sent else self._read(), size)
-        source: Iterator[Any] = sized
+        source = iter(sized)
         if share.sampler is None and not self.num_workers:
             source = share.place.follow(source, num_before * share.plan.num_parts, share.plan.num_parts)
         rounds = sharding.rounds(source, share.plan, sharding.data_operations(size, lambda: sized.first))
@@ -260,12 +248,6 @@ class PreparedLoader(DataLoader[Any]):
         self._share.epochs.begin()
         self._share.epochs.started()
         yield from ()
-
-
-def _noted(pairs: Iterator[dispatch.Received], notes: Notes) -> Iterator[Any]:
-    for batch, round_ in pairs:
-        notes.append(round_)
-        yield batch
 
 
 def prepare(
@@ -305,14 +287,11 @@ def _share_of(
     num_ranks = 1 if is_sharded(base, process) else process.num_processes
     rank = process.rank if num_ranks > 1 else 0
     plan = _plan(loader, num_ranks, options)
+    world_size = process.world.world_size
     epochs = Epochs(
-        base,
-        loader.dataset,
-        process.world.world_size,
-        seed=options.data_seed,
-        seed_is_torchs=options.use_seedable_sampler,
+        base, loader.dataset, world_size, seed=options.data_seed, seed_is_torchs=options.use_seedable_sampler
     )
-    is_common = num_ranks == process.num_processes and process.world.world_size > 1
+    is_common = num_ranks == process.num_processes and world_size > 1
     dispatches = (iterable if options.dispatch_batches is None else options.dispatch_batches) and is_common
     drawn = (dataclasses.replace(plan, num_ranks=1), 0) if dispatches else (plan, rank)
     sampler = None if iterable else SharedSampler(base, *drawn, epochs, is_agreed=is_common and not dispatches)
@@ -326,7 +305,6 @@ def _share_of(
         sampler=sampler,
         dispatches=dispatches,
         non_blocking=options.non_blocking,
-        put=process.backend.put,
         generator=loader.generator,
         place=Place(epochs, loader.dataset, [*epochs.generators, loader.generator], in_process=in_process),
     )
@@ -363,7 +341,7 @@ def _as_prepared(loader: DataLoader[Any], share: _Share) -> PreparedLoader:
     prepared_kind: Any = PreparedLoader if kind is DataLoader else type(kind.__name__, (PreparedLoader, kind), {})
     prepared: PreparedLoader = prepared_kind.__new__(prepared_kind)
     # Past DataLoader.__setattr__, which allows none of this after construction.
-    prepared.__dict__.update(copy.copy(loader.__dict__), _share=share, _iterator=None)
+    prepared.__dict__.update(loader.__dict__, _share=share, _iterator=None)
     if share.sampler is not None:
         place = "batch_sampler" if loader.batch_sampler is not None else "sampler"
         prepared.__dict__[place] = share.sampler

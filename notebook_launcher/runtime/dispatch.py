@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from notebook_launcher.runtime import sharding, trees
+from notebook_launcher.runtime import agreement, sharding, trees
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -55,13 +55,13 @@ def _sent(rounds: Iterator[sharding.Round[Any]], process: Process) -> Iterator[s
         raise
     finally:
         if not is_left:
-            end = torch.zeros(1, dtype=torch.int64, device=_carrier())
+            end = torch.zeros(1, dtype=torch.int64, device=agreement.carrier())
             _wait([(end, dist.isend(end, to)) for to, _ in others])
 
 
 def _send(message: Any, to: int) -> list[tuple[torch.Tensor, Any]]:
     """Begin to send: the length of a pickle, the pickle, and the tensors that it leaves out, as they lie in memory."""
-    device = _carrier()
+    device = agreement.carrier()
     tensors: list[torch.Tensor] = []
 
     def left_out(leaf: Any) -> Any:
@@ -79,7 +79,7 @@ def _send(message: Any, to: int) -> list[tuple[torch.Tensor, Any]]:
 
 def _receive() -> tuple[Any, bool, sharding.Round[Any]] | None:
     """What rank 0 sent; None at the end."""
-    device = _carrier()
+    device = agreement.carrier()
     length = torch.empty(1, dtype=torch.int64, device=device)
     dist.recv(length, 0)
     if not length.item():
@@ -103,9 +103,3 @@ class _Place(int):
 def _wait(pending: list[tuple[torch.Tensor, Any]]) -> None:
     for _, work in pending:
         work.wait()
-
-
-def _carrier() -> torch.device:
-    """A device whose tensors the process group carries: the CPU wherever it can."""
-    devices = dist.group.WORLD._device_types  # type: ignore[union-attr]  # noqa: SLF001 - torch has no public way to ask
-    return torch.device("cpu") if torch.device("cpu") in devices else devices[0]

@@ -58,7 +58,6 @@ def tidy(home: Path, limit: int | None) -> None:
     remove(*home.glob(".checkpoint_*.removing"))
     for folder in numbered(home)[:-limit] if limit else ():
         aside = beside(folder, "removing")
-        remove(aside)
         folder.rename(aside)
         remove(aside)
 

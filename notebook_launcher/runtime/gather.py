@@ -93,13 +93,7 @@ def gather(tensor: Any) -> Any:
     if _is_alone():
         return tensor
     agreement.check("gather", tensor)
-    return trees.map_leaves(_gather_leaf, tensor)
-
-
-def _gather_leaf(leaf: Any) -> Any:
-    if not isinstance(leaf, torch.Tensor):
-        return leaf
-    return torch.stack(_parts(leaf)) if leaf.ndim == 0 else torch.cat(_parts(leaf))
+    return trees.map_tensors(lambda leaf: _Layout().join(_parts(leaf)), tensor)
 
 
 def _parts(tensor: torch.Tensor, group: dist.ProcessGroup | None = None) -> list[torch.Tensor]:
@@ -130,15 +124,14 @@ def broadcast(tensor: Any, from_process: int = 0) -> Any:
         return tensor
     _refuse_numbers("broadcast", tensor)
     agreement.check("broadcast", tensor)
-    return trees.map_leaves(lambda leaf: _broadcast_leaf(leaf, from_process), tensor)
+    return trees.map_tensors(lambda leaf: _broadcast_leaf(leaf, from_process), tensor)
 
 
-def _broadcast_leaf(leaf: Any, source: int) -> Any:
-    if isinstance(leaf, torch.Tensor):
-        flat = _bytes(_carried(leaf))
-        dist.broadcast(flat, src=source)
-        if flat.device != leaf.device or flat.data_ptr() != leaf.data_ptr():
-            leaf.detach().copy_(flat.view(leaf.dtype).reshape(leaf.shape))
+def _broadcast_leaf(leaf: torch.Tensor, source: int) -> torch.Tensor:
+    flat = _bytes(_carried(leaf))
+    dist.broadcast(flat, src=source)
+    if flat.device != leaf.device or flat.data_ptr() != leaf.data_ptr():
+        leaf.detach().copy_(flat.view(leaf.dtype).reshape(leaf.shape))
     return leaf
 
 
@@ -156,12 +149,10 @@ def reduce(tensor: Any, reduction: str = "mean", scale: float = 1.0) -> Any:
     _refuse_numbers("reduce", tensor)
     if not _is_alone():
         agreement.check("reduce", tensor)
-    return trees.map_leaves(lambda leaf: _reduce_leaf(leaf, reduction, scale), tensor)
+    return trees.map_tensors(lambda leaf: _reduce_leaf(leaf, reduction, scale), tensor)
 
 
-def _reduce_leaf(leaf: Any, reduction: str, scale: float) -> Any:
-    if not isinstance(leaf, torch.Tensor):
-        return leaf
+def _reduce_leaf(leaf: torch.Tensor, reduction: str, scale: float) -> torch.Tensor:
     is_whole = not (leaf.is_floating_point() or leaf.is_complex())
     wide = torch.int64 if is_whole else torch.float32 if leaf.dtype.itemsize < 4 else leaf.dtype  # noqa: PLR2004
     result = leaf.detach().to(wide, copy=True, memory_format=torch.contiguous_format)
@@ -205,17 +196,15 @@ def pad_across_processes(tensor: Any, dim: int = 0, pad_index: float = 0, pad_fi
         raise ValueError(f"pad_across_processes was given tensors that have a dim {dim} on some ranks only")
     longest = map(max, zip(*lengths, strict=True))
 
-    def padded(leaf: Any) -> Any:
-        if not isinstance(leaf, torch.Tensor) or (length := next(longest)) <= (leaf.shape[dim] if length > 0 else 0):
+    def padded(leaf: torch.Tensor) -> torch.Tensor:
+        if (length := next(longest)) <= (leaf.shape[dim] if length > 0 else 0):
             return leaf
-        start = length - leaf.shape[dim] if pad_first else 0
         shape = list(leaf.shape)
-        shape[dim] = length
-        wide = leaf.new_full(shape, pad_index)
-        wide.narrow(dim, start, leaf.shape[dim]).copy_(leaf)
-        return wide
+        shape[dim] = length - leaf.shape[dim]
+        filling = leaf.new_full(shape, pad_index)
+        return torch.cat([filling, leaf] if pad_first else [leaf, filling], dim)
 
-    return trees.map_leaves(padded, tensor)
+    return trees.map_tensors(padded, tensor)
 
 
 def gather_samples(tree: Any, iteration: Iteration | None, process: Process, *, as_objects: bool = False) -> Any:
@@ -231,15 +220,13 @@ def gather_samples(tree: Any, iteration: Iteration | None, process: Process, *, 
     _refuse_without_group()
     rank, group = process.rank, process.group
     agreement.check("gather_for_metrics")
-    layout = _Layout(iteration.sizes, iteration.counts) if iteration is not None else _Layout((), ())
+    layout = _Layout(iteration.sizes, iteration.counts) if iteration is not None else _Layout()
     # The ranks must take the same path, and only together do they know whether their shapes agree.
     needs_objects = as_objects or _needs_objects(tree, layout.size(rank))
     if agreement.alike((needs_objects, trees.outline(tree)), group) and not needs_objects:
-        return trees.map_leaves(
-            lambda leaf: layout.join(_parts(leaf, group)) if isinstance(leaf, torch.Tensor) else leaf, tree
-        )
+        return trees.map_tensors(lambda leaf: layout.join(_parts(leaf, group)), tree)
     device = next((leaf.device for leaf in trees.leaves(tree) if isinstance(leaf, torch.Tensor)), torch.device("cpu"))
-    found = all_objects(trees.map_leaves(_to_cpu, tree), group)
+    found = all_objects(trees.map_tensors(lambda leaf: leaf.detach().cpu(), tree), group)
     return trees.move(_join(found, layout, as_objects=as_objects), device)
 
 
@@ -247,8 +234,8 @@ def gather_samples(tree: Any, iteration: Iteration | None, process: Process, *, 
 class _Layout:
     """By rank: the samples in its batch, and how many of them are real. Empty: nothing is known, all are kept."""
 
-    sizes: Sequence[int]
-    counts: Sequence[int]
+    sizes: Sequence[int] = ()
+    counts: Sequence[int] = ()
 
     def size(self, rank: int) -> int | None:
         return self.sizes[rank] if rank < len(self.sizes) else None
@@ -271,18 +258,12 @@ class _Layout:
         return torch.cat([part[: self.kept(part.shape[0], rank)] for rank, part in enumerate(parts)])
 
 
-def _to_cpu(leaf: Any) -> Any:
-    return leaf.detach().cpu() if isinstance(leaf, torch.Tensor) else leaf
-
-
 def _needs_objects(tree: Any, size: int | None) -> bool:
     """Whether tensor collectives won't do for the tree: other values in it, or lists of samples."""
     if isinstance(tree, torch.Tensor) or tree is None:
         return False
     items = [child for _, child in trees.children(tree)]
-    if not items:
-        return True
-    if isinstance(tree, list) and _is_sample_list(tree, size):
+    if not items or (isinstance(tree, list) and _is_sample_list(tree, size)):
         return True
     return any(_needs_objects(item, size) for item in items)
 

@@ -9,15 +9,14 @@ from torch.optim import Optimizer
 
 from notebook_launcher.core.errors import ConfigError
 from notebook_launcher.runtime.accumulation import Group
+from notebook_launcher.runtime.optim import PreparedOptimizer, parameters_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-    from contextlib import AbstractContextManager
+    from collections.abc import Iterable, Sequence
 
     import torch
 
     from notebook_launcher.runtime.accumulation import Accumulation, Progress
-    from notebook_launcher.runtime.optim import PreparedOptimizer
     from notebook_launcher.runtime.strategies import Strategy
 
 Models = tuple[nn.Module, ...]
@@ -59,14 +58,8 @@ class Groups(dict[Models, Group]):
                 gradient.zero_()
 
         apart = () if self._accumulation.sync_each_batch else models
-        contexts: Iterable[AbstractContextManager[Any] | None] = map(self._strategy.no_sync, apart)
-        self[models] = Group(
-            self._accumulation,
-            self._progress,
-            local=[context for context in contexts if context is not None],
-            rescale=rescale,
-            abandon=abandon,
-        )
+        local = [context for model in apart if (context := self._strategy.no_sync(model)) is not None]
+        self[models] = Group(self._accumulation, self._progress, local=local, rescale=rescale, abandon=abandon)
         self.link()
         return self[models]
 
@@ -76,7 +69,7 @@ class Groups(dict[Models, Group]):
         for group in self.values():
             group.optimizers = []
         for optimizer in self._optimizers:
-            leaders = [group for group in held if any(id(p) in held[group] for p in _parameters(optimizer))]
+            leaders = [group for group in held if any(id(p) in held[group] for p in parameters_of(optimizer))]
             if leaders and not optimizer.is_led:
                 optimizer.window = leaders[-1]
             optimizer.is_led = bool(leaders)
@@ -103,13 +96,13 @@ class Groups(dict[Models, Group]):
         for one in optimizers:
             if one not in self._optimizers:
                 self._strategy.pair(one)
-        trained = {id(p) for one in (*optimizers, *self._optimizers) for p in _parameters(one)}
+        trained = {id(p) for one in (*optimizers, *self._optimizers) for p in parameters_of(one)}
         given = [thing for thing in things if isinstance(thing, nn.Module)]
         alone = [one for one in given if _trainable(one) and _trainable(one).isdisjoint(trained)]
         known = _identities(given if pairs else (prepared for _, prepared in self._models))
         for one in optimizers:
-            shapes = [tuple(p.shape) for p in _parameters(one)]
-            if one in self._optimizers or not shapes or any(id(p) in known for p in _parameters(one)):
+            shapes = [tuple(p.shape) for p in parameters_of(one)]
+            if one in self._optimizers or not shapes or any(id(p) in known for p in parameters_of(one)):
                 continue
             if pairs or alone:
                 names = ", ".join(type(model).__name__ for model in alone) or "no model for it"
@@ -135,14 +128,10 @@ class Groups(dict[Models, Group]):
                 foreign = of_groups | of_models
             else:
                 continue
-            for parameter in _parameters(optimizer):
+            for parameter in parameters_of(optimizer):
                 if id(parameter) not in foreign:
                     found[id(parameter)] = parameter
         return self._strategy.gradients(found.values())
-
-
-def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
-    return (parameter for group in optimizer.param_groups for parameter in group["params"])
 
 
 def _trainable(model: nn.Module) -> set[int]:

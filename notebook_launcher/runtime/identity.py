@@ -99,8 +99,7 @@ class Identity:
     def _first(self, call: str, goes_first: bool) -> Iterator[None]:  # noqa: FBT001 - two callers, above
         if not self.use_distributed:
             yield
-            return
-        if goes_first:
+        elif goes_first:
             try:
                 yield
             except (Exception, SystemExit) as error:  # an interrupt is everybody's
@@ -108,9 +107,8 @@ class Identity:
                 raise
             _exchange(call, None)
         else:
-            problems = _exchange(call, None)
-            if any(problems):
-                told = next(filter(None, problems))
+            told = next(filter(None, _exchange(call, None)), None)
+            if told:
                 raise PeerError(f"{told}\nRank {self.process_index} waited for it in {call}, and does not go on.")
             yield
 

@@ -70,8 +70,7 @@ class LocalSGD:
 
     @torch.no_grad()
     def _average(self) -> None:
-        tensors = [*self._model.parameters(), *self._model.buffers()]
-        for tensor in tensors:
+        for tensor in (*self._model.parameters(), *self._model.buffers()):
             if tensor.is_floating_point():
                 dist.all_reduce(tensor)
                 tensor.div_(dist.get_world_size())

@@ -25,14 +25,13 @@ class RankLogger(logging.LoggerAdapter[logging.Logger]):
         in_order = kwargs.pop("in_order", False)
         kwargs["stacklevel"] = kwargs.get("stacklevel", 1) + 1  # the caller's line, not this one
         have_met = dist.is_available() and dist.is_initialized()
-        if not (in_order and have_met):
-            if everywhere or in_order or (dist.get_rank() if have_met else config.world().rank) == 0:
-                super().log(level, msg, *args, **kwargs)
-            return
-        for turn in range(dist.get_world_size()):  # whatever each rank's level is: all must meet
-            if turn == dist.get_rank():
-                super().log(level, msg, *args, **kwargs)
-            dist.barrier()
+        if in_order and have_met:
+            for turn in range(dist.get_world_size()):  # whatever each rank's level is: all must meet
+                if turn == dist.get_rank():
+                    super().log(level, msg, *args, **kwargs)
+                dist.barrier()
+        elif everywhere or in_order or (dist.get_rank() if have_met else config.world().rank) == 0:
+            super().log(level, msg, *args, **kwargs)
 
     def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
         """The message as it is, with the caller's own ``extra``."""
@@ -53,8 +52,7 @@ def get_logger(name: str, log_level: str | None = None) -> RankLogger:
     Works before there is an ``Accelerator``; only ``in_order`` needs the process group, and without it keeps no order.
     """
     logger = logging.getLogger(name)
-    level = log_level or config.snapshot().get("ACCELERATE_LOG_LEVEL")
-    if level:
+    if level := log_level or config.snapshot().get("ACCELERATE_LOG_LEVEL"):
         logger.setLevel(level.upper())
     return RankLogger(logger, {})
 

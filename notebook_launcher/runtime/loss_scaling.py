@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from notebook_launcher.runtime.optim import parameters_of
 from notebook_launcher.runtime.plugins import changed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from notebook_launcher.runtime.plugins import GradScalerKwargs
 
 
@@ -50,19 +49,18 @@ class LossScaling:
 
     def state_dict(self) -> dict[str, Any]:
         """The scale that the next loss gets, and how long it has held."""
-        if self._checked:
-            self._update()
+        self._update()
         return self._scaler.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on with the scale of ``state``."""
-        if self._checked:
-            self._update()
+        self._update()
         self._scaler.load_state_dict(state)
 
     def _update(self) -> None:
         """Adapt the scale to what was found. Gradients that stay behind are scaled again: a backward adds to them."""
-        held = [gradient for optimizer, _ in self._checked.values() for gradient in _gradients(optimizer)]
+        parameters = [one for optimizer, _ in self._checked.values() for one in parameters_of(optimizer)]
+        held = [one.grad for one in parameters if one.grad is not None]
         if any(self._scaler._found_inf_per_device(optimizer) for optimizer, _ in self._checked.values()):  # noqa: SLF001
             self._scaler.update()
         self._checked.clear()
@@ -71,8 +69,3 @@ class LossScaling:
 
     def _factor(self, device: torch.device) -> torch.Tensor:
         return self._scaler.scale(torch.ones((), device=device))
-
-
-def _gradients(optimizer: torch.optim.Optimizer) -> Iterator[Any]:
-    parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
-    return (parameter.grad for parameter in parameters if parameter.grad is not None)

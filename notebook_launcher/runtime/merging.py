@@ -58,7 +58,7 @@ def merge_checkpoint(
     number = model.rpartition("_")[2] if "_" in model else "0"
     inside = folder / f"pytorch_model_fsdp_{number}"
     if (folder / _METADATA).is_file() or (inside / _METADATA).is_file():
-        saved = _of_torch(folder if (folder / _METADATA).is_file() else inside)
+        saved: dict[str, Any] = _of_torch(folder if (folder / _METADATA).is_file() else inside)
     else:
         found = storage.locate(folder)
         facts = storage.checked(found)
@@ -72,8 +72,8 @@ def merge_checkpoint(
     tensors: dict[int, torch.Tensor] = {}
     for one in saved.values():  # tied ones once
         if id(one) not in tensors:
-            tensors[id(one)] = one.read()
-    state = {name: tensors[id(one)] for name, one in saved.items()}
+            tensors[id(one)] = one.read() if isinstance(one, Saved) else one
+    state = {name: tensors[id(one)] for name, one in saved.items() if isinstance(one, Saved | torch.Tensor)}
     weights.save_model(state, output, max_shard_size, safe=safe_serialization)
 
 

@@ -10,7 +10,7 @@ import torch
 from notebook_launcher.runtime.accumulation import Accumulation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from notebook_launcher.runtime.accumulation import Window
     from notebook_launcher.runtime.staging import Guard
@@ -103,11 +103,6 @@ class PreparedOptimizer(torch.optim.Optimizer):
     def state(self, state: Any) -> None:
         self.optimizer.state = state
 
-    @property
-    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
-        """The options that a new group of parameters gets."""
-        return self.optimizer.defaults
-
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Hand on to the optimizer."""
         self.optimizer.add_param_group(param_group)
@@ -157,10 +152,14 @@ class PreparedScheduler:
         with_optimizer: bool = True,
         num_repeats: int = 1,
     ) -> None:
-        """``optimizers`` are those that must have stepped; ``with_optimizer`` False leaves stepping to the caller."""
+        """That one of ``optimizers`` which ``scheduler`` drives must have stepped.
+
+        ``with_optimizer`` False leaves stepping to the caller.
+        """
         self.scheduler = scheduler
         self._accumulation = accumulation
-        self._optimizers = optimizers
+        target = getattr(scheduler, "optimizer", None)
+        self._optimizers = [one for one in optimizers if target in (one, one.optimizer)]
         self._with_optimizer = with_optimizer
         self._num_repeats = num_repeats
 
@@ -170,9 +169,7 @@ class PreparedScheduler:
             self.scheduler.step(*args, **kwargs)
             return
         windows = [optimizer.current_window() for optimizer in self._optimizers] or [self._accumulation.current]
-        if not all(window.sync for window in windows):
-            return
-        if any(optimizer.step_was_skipped for optimizer in self._optimizers):
+        if not all(window.sync for window in windows) or any(one.step_was_skipped for one in self._optimizers):
             return
         for _ in range(self._num_repeats):
             total = getattr(self.scheduler, "total_steps", None)
@@ -198,24 +195,17 @@ class PreparedScheduler:
 
 def is_scheduler(thing: object) -> bool:
     """Whether ``thing`` is a learning-rate scheduler: torch's, or one that looks like it."""
-    if isinstance(thing, torch.optim.lr_scheduler.LRScheduler):
-        return True
-    return all(hasattr(thing, name) for name in ("step", "optimizer", "state_dict")) and not isinstance(
-        thing, torch.optim.Optimizer
-    )
-
-
-def owner_of(scheduler: Any, optimizers: list[PreparedOptimizer]) -> list[PreparedOptimizer]:
-    """The prepared optimizers that ``scheduler`` drives."""
-    target = getattr(scheduler, "optimizer", None)
-    return [optimizer for optimizer in optimizers if target in (optimizer, optimizer.optimizer)]
+    looks_like_one = all(hasattr(thing, name) for name in ("step", "optimizer", "state_dict"))
+    is_optimizer = isinstance(thing, torch.optim.Optimizer)
+    return isinstance(thing, torch.optim.lr_scheduler.LRScheduler) or (looks_like_one and not is_optimizer)
 
 
 def holders_of(parameters: Iterable[torch.Tensor], optimizers: Iterable[PreparedOptimizer]) -> list[PreparedOptimizer]:
     """The prepared optimizers that step any of ``parameters``."""
     wanted = {id(parameter) for parameter in parameters}
-    return [
-        optimizer
-        for optimizer in optimizers
-        if any(id(parameter) in wanted for group in optimizer.param_groups for parameter in group["params"])
-    ]
+    return [one for one in optimizers if any(id(parameter) in wanted for parameter in parameters_of(one))]
+
+
+def parameters_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+    """The parameters that ``optimizer`` steps."""
+    return (parameter for group in optimizer.param_groups for parameter in group["params"])

@@ -11,12 +11,7 @@ from notebook_launcher.core import parallelism
 from notebook_launcher.core.errors import ConfigError
 from notebook_launcher.core.registry import unknown_name
 from notebook_launcher.core.strategies import INSIDE
-from notebook_launcher.runtime.plugins import (
-    DataLoaderConfiguration,
-    ParallelismConfig,
-    ProjectConfiguration,
-    changed,
-)
+from notebook_launcher.runtime.plugins import DataLoaderConfiguration, ParallelismConfig, ProjectConfiguration, changed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -79,19 +74,17 @@ def with_plugins(world: World, keywords: Keywords, **plugins: Any) -> World:
             world = dataclasses.replace(world, strategy=name)
         elif name in INSIDE.get(world.strategy or "", ()):
             name = world.strategy
-        num_steps = getattr(plugin, "gradient_accumulation_steps", None)
         keywords.add(argument, plugin)
-        chosen = {"strategy": name, "gradient_accumulation_steps": num_steps}
+        asked = {"strategy": name, "gradient_accumulation_steps": getattr(plugin, "gradient_accumulation_steps", None)}
+        chosen = {option: value for option, value in asked.items() if value is not None}
         for option, value in chosen.items():
-            if value is not None and getattr(world, option) not in {None, value}:
+            if getattr(world, option) not in {None, value}:
                 raise ConfigError(
                     f"Accelerator({argument}={_shown(plugin)}) asks for {option}={value!r}, and {by} chose "
                     f"{option}={getattr(world, option)!r}; leave one of them out, or make them equal"
                 )
         by = f"its {argument}" if name and world.strategy is None else by
-        world = dataclasses.replace(world, strategy=name or world.strategy)
-        if num_steps is not None:
-            world = dataclasses.replace(world, gradient_accumulation_steps=num_steps)
+        world = dataclasses.replace(world, **chosen)
     found = {name: size for name, size in vars(keywords[ParallelismConfig]).items() if name.endswith("_size") and size}
     if mesh := parallelism.refuse(world.strategy, found, None):
         raise ConfigError(mesh)

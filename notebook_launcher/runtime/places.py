@@ -57,15 +57,9 @@ class Place:
         """For ``load``. ``latest`` is the loader's latest pass; a step takes ``num_parts`` of the data's batches."""
         if latest is None or not latest.is_open:
             return self.pending or self._now()
-        place = {
-            "batches": latest.index,
-            "num_parts": num_parts,
-            "is_own": self._is_own,
-            "ahead": [],
-            "is_last": latest.is_last,
-        }
-        read = self._reading.state(latest.index * num_parts) if self._reading is not None else {}
-        return self._now() | place | {"beginning": self._beginning} | read
+        place = {"batches": latest.index, "num_parts": num_parts, "is_last": latest.is_last}
+        read: State = {"ahead": []} if self._reading is None else self._reading.state(latest.index * num_parts)
+        return self._now() | place | {"beginning": self._beginning, "is_own": self._is_own} | read
 
     def fits(self, state: State) -> bool:
         """Whether ``state`` is that of a loader with as many generators."""

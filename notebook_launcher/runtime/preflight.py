@@ -24,8 +24,7 @@ _NUM_SHARES = 7  # ranks give 1, 2, ... 7, 1, 2, ...: their sum is within fp16's
 _SIDE = 64
 _TOLERANCE = {"no": 1e-6, "fp16": 2e-3, "bf16": 2e-2}  # relative; one rounding of the result
 _NUM_LATENCIES, _NUM_BANDWIDTHS, _NUM_WARM = 50, 7, 3
-_NUM_BYTES = {"cpu": 16_000_000}
-_NUM_BYTES_OTHERWISE = 64_000_000
+_NUM_BYTES, _NUM_BYTES_ON_CPU = 64_000_000, 16_000_000
 
 
 def measure() -> dict[str, Any]:
@@ -45,7 +44,7 @@ def measure() -> dict[str, Any]:
             name: _try(name, process, device) for name in PRECISIONS if not process.backend.refusals.get(name)
         },
     }
-    num_bytes = _NUM_BYTES.get(device.type, _NUM_BYTES_OTHERWISE)
+    num_bytes = _NUM_BYTES_ON_CPU if device.type == "cpu" else _NUM_BYTES
     latency_s = _median_s(1, _NUM_LATENCIES, device)
     bulk_s = _median_s(num_bytes // 4, _NUM_BANDWIDTHS, device)
     dist.destroy_process_group()

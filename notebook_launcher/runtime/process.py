@@ -86,19 +86,11 @@ def place(world: World, *, cpu: bool = False) -> Process:
 
 
 def join(process: Process, options: InitProcessGroupKwargs | None = None) -> Process:
-    """Meet the others: make the process group as ``options`` say, unless there is one, or nobody to meet.
-
-    Raises ``ConfigError`` where torch can't do it.
-    """
+    """Meet the others: make the process group as ``options`` say, unless there is one, or nobody to meet."""
     world, backend = process.world, process.backend
     if world.world_size == 1:
         gather.meet(1)
         return process
-    if not dist.is_available():
-        raise ConfigError(
-            f"{world.world_size} processes were launched, and this build of torch has no torch.distributed; launch one "
-            "process, or install a build that has it"
-        )
     given = changed(options) if options else {}
     if not dist.is_initialized():
         arguments = {"backend": backend.process_group, "init_method": _meeting_point(world)} | given

@@ -10,9 +10,9 @@ import dataclasses
 import functools
 import pickle
 import random
-import sys
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -23,39 +23,22 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 
-@dataclasses.dataclass
-class _Generator:
-    """A generator of the process: how to read, set and seed it; and where the stream of its own has come to."""
-
-    name: str
-    read: Callable[[], Any]
-    write: Callable[[Any], object]
-    seed: Callable[[int], object]
-    inside: Any = None
-
-
 @dataclasses.dataclass(frozen=True)
 class DeviceStream:
-    """The random numbers of a kind of device: how to read their state, set it, and seed them."""
+    """The random numbers of a kind of device, or of a library: how to read their state, set it, and seed them."""
 
     read: Callable[[], Any]
     write: Callable[[Any], object]
     seed: Callable[[int], object]
 
 
+_At = tuple[DeviceStream, Any]  # random numbers, and a state of theirs
 _known: dict[str, DeviceStream] = {}  # by device type, of kinds that torch has no module of
 
 
 def know(device_type: str, stream: DeviceStream) -> None:
     """From now on ``device_type`` has random numbers, which torch itself knows nothing of."""
     _known[device_type] = stream
-
-
-def _stream(device: torch.device) -> DeviceStream:
-    if device.type in _known:
-        return _known[device.type]
-    module = torch.get_device_module(device)
-    return DeviceStream(module.get_rng_state, module.set_rng_state, module.manual_seed)
 
 
 class OwnStream:
@@ -70,41 +53,38 @@ class OwnStream:
         """``seed`` is below 2**64."""
         self._function = function
         self._seed = seed
-        self._generators: list[_Generator] | None = None  # those that the function draws from
+        self._generators: list[_At] | None = None  # those that the function draws from, and where it has left them
 
     def __call__(self, *args: Any) -> Any:
         """What the function returns."""
-        if self._generators is None:
-            return self._call_first(*args)
-        if not self._generators:
+        if self._generators == []:
             return self._function(*args)
-        outside = [generator.read() for generator in self._generators]
-        for generator in self._generators:
-            generator.write(generator.inside)
+        before = self._seeded() if self._generators is None else self._generators
+        outside = [(stream, stream.read()) for stream, _ in before]
+        _write(before)
         try:
             return self._function(*args)
         finally:
-            for generator, state in zip(self._generators, outside, strict=True):
-                generator.inside = generator.read()
-                generator.write(state)
+            after = [(stream, stream.read()) for stream, _ in before]
+            _write(outside)
+            if self._generators is None:
+                pairs = zip(after, before, strict=True)
+                after = [now for now, first in pairs if _comparable(now[1]) != _comparable(first[1])]
+            self._generators = after
 
-    def _call_first(self, *args: Any) -> Any:
-        generators = _generators()
-        outside = [generator.read() for generator in generators]
-        for generator in generators:
-            generator.seed(self._seed)
-        before = [_comparable(generator.read()) for generator in generators]
-        try:
-            return self._function(*args)
-        finally:
-            for generator, state in zip(generators, outside, strict=True):
-                generator.inside = generator.read()
-                generator.write(state)
-            self._generators = [
-                generator
-                for generator, first in zip(generators, before, strict=True)
-                if _comparable(generator.inside) != first
-            ]
+    def _seeded(self) -> list[_At]:
+        """All generators, at the seed; the process's own stay where they are."""
+        outside, streams = snapshot(), _streams().values()
+        for stream in streams:
+            stream.seed(self._seed)
+        seeded = [(stream, stream.read()) for stream in streams]
+        restore(outside)
+        return seeded
+
+
+def _write(states: Iterable[_At]) -> None:
+    for stream, state in states:
+        stream.write(state)
 
 
 def set_seed(seed: int, device_specific: bool = False, deterministic: bool = False) -> None:  # noqa: FBT001, FBT002
@@ -113,8 +93,6 @@ def set_seed(seed: int, device_specific: bool = False, deterministic: bool = Fal
     ``device_specific`` adds the process's rank. ``deterministic`` has torch refuse operations whose result varies from
     run to run; on CUDA that needs the variable ``CUBLAS_WORKSPACE_CONFIG=:4096:8``.
     """
-    import numpy as np
-
     if device_specific:
         grouped = dist.is_available() and dist.is_initialized()
         seed += dist.get_rank() if grouped else config.world().rank
@@ -141,48 +119,44 @@ def equalize(names: Iterable[str], device: torch.device) -> None:
     Other names are passed over; samplers' generators are equal as it is.
     """
     for name in names:
-        if name == "torch":
-            torch.set_rng_state(broadcast_object(torch.get_rng_state()))
-        elif name == device.type:
-            stream = _stream(device)
+        if name in {"torch", device.type}:
+            stream = _streams(device)[name]
             stream.write(broadcast_object(stream.read()))
 
 
 def snapshot(device: torch.device | None = None) -> dict[str, Any]:
     """This process's random streams by name: "torch", "python", "numpy", and the type of ``device``."""
-    state = {generator.name: generator.read() for generator in _generators()}
-    if device is not None and device.type != "cpu":
-        state[device.type] = _stream(device).read()
-    return state
+    return {name: stream.read() for name, stream in _streams(device).items()}
 
 
 def restore(state: dict[str, Any], device: torch.device | None = None) -> None:
     """Set the random streams to ``state``, which has what ``snapshot`` has now; ``KeyError`` names what is missing."""
-    for generator in _generators():
-        generator.write(state[generator.name])
-    if device is not None and device.type != "cpu":
-        _stream(device).write(state[device.type])
+    for name, stream in _streams(device).items():
+        stream.write(state[name])
 
 
 def have_moved(state: dict[str, Any]) -> bool:
     """Whether a random number was drawn since ``state`` was taken."""
-    return any(_comparable(generator.read()) != _comparable(state[generator.name]) for generator in _generators())
+    return any(_comparable(stream.read()) != _comparable(state[name]) for name, stream in _streams().items())
 
 
-def _generators() -> list[_Generator]:
-    def seed_torch(number: int) -> None:
-        torch.default_generator.manual_seed(number % 2**63)  # torch.manual_seed would seed every device too
-
-    found = [
-        _Generator("torch", torch.get_rng_state, torch.set_rng_state, seed_torch),
-        _Generator("python", random.getstate, random.setstate, random.seed),
-    ]
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        legacy = numpy.random
-        seed_numpy = lambda number: legacy.seed(number % 2**32)  # noqa: E731
-        read_numpy = functools.partial(legacy.get_state, legacy=False)  # of every kind of generator
-        found.append(_Generator("numpy", read_numpy, legacy.set_state, seed_numpy))
+def _streams(device: torch.device | None = None) -> dict[str, DeviceStream]:
+    legacy: Any = np.random  # the stream that users draw from
+    found = {
+        # torch.manual_seed would seed every device too
+        "torch": DeviceStream(torch.get_rng_state, torch.set_rng_state, torch.default_generator.manual_seed),
+        "python": DeviceStream(random.getstate, random.setstate, random.seed),
+        "numpy": DeviceStream(
+            functools.partial(legacy.get_state, legacy=False),  # of every kind of generator
+            legacy.set_state,
+            lambda number: legacy.seed(number % 2**32),
+        ),
+    }
+    if device is not None and device.type in _known:
+        found[device.type] = _known[device.type]
+    elif device is not None and device.type != "cpu":
+        module = torch.get_device_module(device)
+        found[device.type] = DeviceStream(module.get_rng_state, module.set_rng_state, module.manual_seed)
     return found
 
 

@@ -8,14 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch.utils.data import (
-    BatchSampler,
-    DistributedSampler,
-    RandomSampler,
-    SequentialSampler,
-    SubsetRandomSampler,
-    WeightedRandomSampler,
-)
+from torch.utils import data as torch_data
 
 from notebook_launcher.core.errors import ConfigError
 from notebook_launcher.runtime import gather, sharding
@@ -25,8 +18,8 @@ if TYPE_CHECKING:
 
     from notebook_launcher.runtime.process import Process
 
-_SHUFFLERS = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
-_SAME_EVERYWHERE = (SequentialSampler, BatchSampler, *_SHUFFLERS)  # given the same generator
+_SHUFFLERS = (torch_data.RandomSampler, torch_data.SubsetRandomSampler, torch_data.WeightedRandomSampler)
+_SAME_EVERYWHERE = (torch_data.SequentialSampler, torch_data.BatchSampler, *_SHUFFLERS)  # given the same generator
 _MAX_SEED = 2**63 - 1
 _MAX_AHEAD = 2**16  # items of a sampler of known length that are drawn before the first is used
 _AHEAD = 64  # of one that may go on for ever
@@ -50,7 +43,7 @@ _MAX_DEPTH = 5  # samplers that refer to one another in a ring
 def is_sharded(base: Any, process: Process) -> bool:
     """Whether a sampler gives each rank its own share already; ``ConfigError`` where ``process`` is to get another."""
     for sampler in samplers_of(base):
-        if isinstance(sampler, DistributedSampler) or (hasattr(sampler, "num_replicas") and hasattr(sampler, "rank")):
+        if hasattr(sampler, "num_replicas") and hasattr(sampler, "rank"):  # as a DistributedSampler
             found, wanted = (sampler.num_replicas, sampler.rank), (process.num_processes, process.rank)
             if process.shares and found != wanted:
                 raise ConfigError(
@@ -131,7 +124,7 @@ class Epochs:
         if not self._lent:
             return
         if self.seed is None:
-            drawn = torch.initial_seed() if self._seed_is_torchs else _random_int()
+            drawn = torch.initial_seed() if self._seed_is_torchs else random_int()
             self.seed = gather.broadcast_object(drawn) if self._num_ranks > 1 else drawn
         for sampler in self._lent:
             sampler.generator = torch.Generator().manual_seed((self.seed + epoch) % _MAX_SEED)
@@ -147,8 +140,9 @@ class Epochs:
         self._told = epoch
 
 
-def _random_int() -> int:
-    return int(torch.empty((), dtype=torch.int64).random_().item())
+def random_int(generator: torch.Generator | None = None) -> int:
+    """One random number, drawn as a ``DataLoader`` draws the seed of its workers."""
+    return int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())
 
 
 def agreed(base: Any) -> Iterator[Any]:
@@ -227,7 +221,7 @@ class SharedSampler:
     @property
     def num_samples(self) -> int | None:
         """How many samples a pass has, over all ranks; None where only the batch sampler itself could tell."""
-        return len(self.base.sampler) if type(self.base) is BatchSampler else None  # type: ignore[arg-type]
+        return len(self.base.sampler) if type(self.base) is torch_data.BatchSampler else None  # type: ignore[arg-type]
 
     def __getattr__(self, name: str) -> Any:
         """The loader's own sampler has the rest: ``sampler``, ``batch_size``, ``drop_last``."""
@@ -235,28 +229,23 @@ class SharedSampler:
             raise AttributeError(name)
         return getattr(self.base, name)
 
-    def _draw_alone(self, batches: Iterator[Any], notes: Notes) -> Iterator[Any]:
-        """The same where there is nobody to share with: nothing is dealt out, and only the end is to be known."""
+    def _begun(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """``batches``, once the epoch has begun and the first of them was drawn."""
         self.epochs.begin()
-        for held in itertools.islice(batches, 1):
-            self.epochs.started()
-            batch = held
-            for ahead in batches:
-                notes.append(sharding.GOES_ON)
-                yield batch
-                batch = ahead
-            notes.append(sharding.alone_at_end(batch, sharding.INDICES))
+        first = list(itertools.islice(batches, 1))
+        self.epochs.started()
+        return itertools.chain(first, batches)
+
+    def _draw_alone(self, batches: Iterator[Any], notes: Notes) -> Iterator[Any]:
+        """As ``_draw`` where there is nobody to share with: nothing is dealt out, and only the end is to be known."""
+        for batch, ahead in itertools.pairwise(itertools.chain(self._begun(batches), [sharding.END])):
+            is_last = ahead is sharding.END
+            notes.append(sharding.alone(batch, sharding.INDICES, is_last=True) if is_last else sharding.GOES_ON)
             yield batch
 
     def _draw(self, batches: Iterator[Any], notes: Notes) -> Iterator[Any]:
-        rank = self._rank
-        self.epochs.begin()
-        has_started = False
-        for round_ in sharding.rounds(batches, self.plan, sharding.INDICES):
-            if not has_started:
-                self.epochs.started()
-                has_started = True
-            if rank >= len(round_.parts):
+        for round_ in sharding.rounds(self._begun(batches), self.plan, sharding.INDICES):
+            if self._rank >= len(round_.parts):
                 return
             notes.append(round_)
-            yield round_.parts[rank]
+            yield round_.parts[self._rank]

@@ -6,6 +6,7 @@ batches of a round, put one after the other, are what one process would have rea
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
@@ -31,9 +32,9 @@ class Round(NamedTuple, Generic[Batch]):
     is_last: tuple[bool, ...]  # by rank: it gets no batch after this one
 
 
-GOES_ON: Round[Any] = Round(
-    [], (), (), (False,)
-)  # where there is one rank, whose batches need no counting before the last
+# Where there is one rank, whose batches need no counting before the last.
+GOES_ON: Round[Any] = Round([], (), (), (False,))
+END: Any = object()  # what comes after the last batch of a stream
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -105,7 +106,8 @@ def data_operations(batch_size: int | None, first_size: Callable[[], int | None]
 def rounds(batches: Iterable[Batch], plan: Plan, operations: Operations[Batch]) -> Iterator[Round[Batch]]:
     """Deal ``batches`` out. With ``plan.even`` every rank gets as many, filled from the stream's start."""
     if plan.num_ranks == 1:
-        return _alone(batches, operations)
+        pairs = itertools.pairwise(itertools.chain(batches, [END]))
+        return (alone(batch, operations, is_last=ahead is END) for batch, ahead in pairs)
     if plan.split:
         return _split(batches, plan, operations)
     return _deal(batches, plan, operations)
@@ -124,21 +126,10 @@ def num_rounds(num_batches: int, plan: Plan, rank: int, num_samples: int | None 
     return full + 1 if plan.even or rank < left else full
 
 
-def _alone(batches: Iterable[Batch], operations: Operations[Batch]) -> Iterator[Round[Batch]]:
-    stream = iter(batches)
-    for batch in itertools.islice(stream, 1):
-        held = batch
-        for ahead in stream:
-            sizes = (operations.size(held),)
-            yield Round([held], sizes, sizes, GOES_ON.is_last)
-            held = ahead
-        yield alone_at_end(held, operations)
-
-
-def alone_at_end(batch: Batch, operations: Operations[Batch]) -> Round[Batch]:
-    """The last batch of a stream that nobody shares."""
+def alone(batch: Batch, operations: Operations[Batch], *, is_last: bool) -> Round[Batch]:
+    """A batch of a stream that nobody shares."""
     sizes = (operations.size(batch),)
-    return Round([batch], sizes, sizes, (True,))
+    return Round([batch], sizes, sizes, (is_last,))
 
 
 def _deal(batches: Iterable[Batch], plan: Plan, operations: Operations[Batch]) -> Iterator[Round[Batch]]:
@@ -173,19 +164,16 @@ def _is_full(batches: list[Batch], plan: Plan, operations: Operations[Batch]) ->
 
 def _filled(current: list[Batch], start: list[Batch], plan: Plan, operations: Operations[Batch]) -> Round[Batch]:
     """The last round, made full with samples from the start of the stream."""
-    num_ranks, last = plan.num_ranks, (True,) * plan.num_ranks
-    sizes = [operations.size(batch) for batch in current]
-    uniform = plan.batch_size is not None and all(size == plan.batch_size for size in sizes[:-1])
-    if len(current) == num_ranks and (not uniform or sizes[-1] == plan.batch_size):
-        return Round(current, tuple(sizes), tuple(sizes), last)
-    if uniform and plan.batch_size is not None:
-        try:
+    num_ranks, num_missing = plan.num_ranks, plan.num_ranks - len(current)
+    sizes = tuple(operations.size(batch) for batch in current)
+    has_gap = num_missing > 0 or sizes[-1] != plan.batch_size
+    if has_gap and plan.batch_size is not None and all(size == plan.batch_size for size in sizes[:-1]):
+        # Batches that can't be joined, padded to different lengths: whole ones fill the gap.
+        with contextlib.suppress(ValueError):
             return _level(operations.join(current), operations.join(start), plan.batch_size, num_ranks, operations)
-        except ValueError:
-            pass  # batches that can't be joined, padded to different lengths: whole ones fill the gap
-    parts = current + list(itertools.islice(itertools.cycle(start), num_ranks - len(current)))
-    counts = tuple(sizes) + (0,) * (num_ranks - len(current))
-    return Round(parts, tuple(operations.size(batch) for batch in parts), counts, last)
+    parts = current + list(itertools.islice(itertools.cycle(start), num_missing))
+    counts = sizes + (0,) * num_missing
+    return Round(parts, tuple(operations.size(batch) for batch in parts), counts, (True,) * num_ranks)
 
 
 def _level(
@@ -210,17 +198,13 @@ def _level(
 
 def _split(batches: Iterable[Batch], plan: Plan, operations: Operations[Batch]) -> Iterator[Round[Batch]]:
     stream = iter(batches)
-    head = list(itertools.islice(stream, 1))
-    first = head[0] if head else None
-    global_size = plan.batch_size if plan.batch_size is not None or first is None else operations.size(first)
-    current: Round[Batch] | None = None
-    for batch in itertools.chain(head, stream):
-        following = _pieces(batch, first, global_size or 1, plan, operations)
-        if current is not None:
-            yield current._replace(is_last=tuple(rank >= len(following.parts) for rank in range(plan.num_ranks)))
-        current = following
-    if current is not None:
-        yield current
+    for first in itertools.islice(stream, 1):
+        global_size = operations.size(first) if plan.batch_size is None else plan.batch_size
+        all_batches = itertools.chain([first], stream)
+        dealt = (_pieces(batch, first, global_size or 1, plan, operations) for batch in all_batches)
+        for current, ahead in itertools.pairwise(itertools.chain(dealt, [END])):
+            num_left = 0 if ahead is END else len(ahead.parts)
+            yield current._replace(is_last=tuple(rank >= num_left for rank in range(plan.num_ranks)))
 
 
 def _pieces(batch: Batch, first: Any, global_size: int, plan: Plan, operations: Operations[Batch]) -> Round[Batch]:

@@ -28,10 +28,13 @@ from notebook_launcher.core.errors import CheckpointError, ConfigError
 from notebook_launcher.runtime import gather, models, storage, weights
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from torch import nn
+
+    Modules = Mapping[str, nn.Module]  # by the names of their files
+    Optimizers = Mapping[str, torch.optim.Optimizer]
 
 Place = tuple[slice, ...]
 _PARTS = "parts"
@@ -55,10 +58,7 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
     if not isinstance(tensor, DTensor):
         return tensor
     # Offloaded parts are on the CPU, where the group of a GPU's processes can't gather.
-    part = local(tensor).to(tensor.device_mesh.device_type)
-    moved = DTensor.from_local(
-        part, tensor.device_mesh, tensor.placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
-    )
+    moved = _spread(local(tensor), tensor, tensor.device_mesh.device_type)
     for dim in range(moved.device_mesh.ndim):  # at once, torch warns where "tp" has split what another dim splits too
         kept = moved.placements[dim + 1 :]
         moved = moved.redistribute(placements=[*[Replicate()] * (dim + 1), *kept])
@@ -77,8 +77,8 @@ def like(own: torch.Tensor, value: Any) -> Any:
     return _spread(value[place(own)].clone(), own)
 
 
-def _spread(part: torch.Tensor, own: DTensor) -> torch.Tensor:
-    part = part.to(own.to_local().device)
+def _spread(part: torch.Tensor, own: DTensor, device: str | None = None) -> DTensor:
+    part = part.to(device or own.to_local().device)
     return DTensor.from_local(
         part, own.device_mesh, own.placements, run_check=False, shape=own.shape, stride=own.stride()
     )
@@ -89,23 +89,25 @@ def state_of(model: nn.Module) -> dict[str, Any]:
     return model.state_dict(keep_vars=True)
 
 
-def full_state(model: nn.Module, *, keep: bool = True) -> dict[str, Any]:
+def full_state(
+    model: nn.Module, to_whole: Callable[[torch.Tensor], torch.Tensor] = whole, *, keep: bool = True
+) -> dict[str, Any]:
     """The whole state of ``model`` on every rank that will ``keep`` it; tied tensors stay tied. All ranks call it."""
     found: dict[int, Any] = {}
     state = state_of(model)
     for value in state.values():
         if id(value) not in found:
-            gathered = whole(value).detach() if isinstance(value, torch.Tensor) else value
+            gathered = to_whole(value).detach() if isinstance(value, torch.Tensor) else value
             found[id(value)] = gathered if keep else None
     return {name: found[id(value)] for name, value in state.items()}
 
 
-def unwrapped(models_: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
+def unwrapped(models_: Modules) -> dict[str, nn.Module]:
     """The modules that ``prepare`` was given, by the names of their files."""
     return {name: models.unwrap(model, keep_torch_compile=False) for name, model in models_.items()}
 
 
-def names(optimizer: torch.optim.Optimizer, modules: Mapping[str, nn.Module]) -> list[list[str]]:
+def names(optimizer: torch.optim.Optimizer, modules: Modules) -> list[list[str]]:
     """By group, what its parameters are called: as in their module, "model.0.weight", or by their number among all."""
     known: dict[int, str] = {}
     for model, module in modules.items():
@@ -120,8 +122,8 @@ def names(optimizer: torch.optim.Optimizer, modules: Mapping[str, nn.Module]) ->
 
 def save(
     draft: storage.Draft,
-    models_: Mapping[str, nn.Module],
-    optimizers: Mapping[str, torch.optim.Optimizer],
+    models_: Modules,
+    optimizers: Optimizers,
     rank: int,
     *,
     safe: bool,
@@ -131,7 +133,8 @@ def save(
 ) -> None:
     """Write states under their names, ``sharded`` or whole; every rank calls it.
 
-    ``with_whole`` is that of ``write``, ``gathered`` gives the whole state of a model, where it isn't ``full_state``.
+    ``with_whole`` is that of ``write``, None: where the draft ``writes``; ``gathered`` gives the whole state of a
+    model, where it isn't ``full_state``.
     """
     if draft.sharded and not safe:
         raise ConfigError(
@@ -144,28 +147,25 @@ def save(
             write(draft, name, rank, state_of(module), with_whole=with_whole)
             continue
         state = gathered(module) if gathered else full_state(module, keep=draft.writes)
-        if draft.writes:
-            weights.save(draft, name, state, safe=safe)
+        if draft.writes and safe:
+            weights.write(draft, f"{name}.safetensors", *weights.untied(state))
+        elif draft.writes:
+            draft.objects(f"pytorch_{name}.bin", dict(state))
     for name, optimizer in optimizers.items():
         tensors, rest = _divided(optimizer, names(optimizer, modules))
-        if sharded or any(is_elsewhere(one) for group in optimizer.param_groups for one in group["params"]):
+        if sharded or any(map(is_elsewhere, _flat(optimizer.param_groups))):
             write(draft, name, rank, tensors, with_whole=with_whole)
         else:
-            held = {key: value if draft.writes else None for key, value in _all_whole(tensors)}
-            if draft.writes and held:
+            gathering = ((key, whole(tensor)) for key, tensor in tensors.items())
+            held = {key: value for key, value in gathering if draft.writes}
+            if held:
                 weights.write(draft, f"{name}.safetensors", *weights.untied(held))
         if draft.writes:
             draft.objects(f"{name}.bin", rest)
 
 
-def write(
-    draft: storage.Draft, name: str, rank: int, tensors: Mapping[str, torch.Tensor], *, with_whole: bool | None = None
-) -> None:
-    """This rank's parts of ``tensors``; replicas leave it to the first of them.
-
-    ``with_whole``: and those that are whole; None: where the draft ``writes``.
-    """
-    with_whole = draft.writes if with_whole is None else with_whole
+def write(draft: storage.Draft, name: str, rank: int, tensors: Mapping[str, torch.Tensor], *, with_whole: bool) -> None:
+    """This rank's parts of ``tensors``, and ``with_whole`` those that are whole; replicas leave it to the first."""
     own = {key: tensor for key, tensor in tensors.items() if _is_written(tensor, with_whole=with_whole)}
     parts, aliases = weights.untied({key: local(tensor) for key, tensor in own.items()})
     parts = {key: part for key, part in parts.items() if part.numel() or not isinstance(own[key], DTensor)}
@@ -180,7 +180,6 @@ def _divided(optimizer: torch.optim.Optimizer, named: list[list[str]]) -> tuple[
     state = optimizer.state_dict()
     groups = [{**group, "params": own} for group, own in zip(state["param_groups"], named, strict=True)]
     known = dict(zip(_flat(state["param_groups"]), _flat(groups), strict=True))
-    elsewhere = {id(one) for group in optimizer.param_groups for one in group["params"] if is_elsewhere(one)}
     tensors: dict[str, Any] = {}
     rest: dict[Any, Any] = {}
     for number, values in state["state"].items():
@@ -192,17 +191,13 @@ def _divided(optimizer: torch.optim.Optimizer, named: list[list[str]]) -> tuple[
                 tensors[f"{known[number]}.{field}"] = value
             else:
                 rest.setdefault(known[number], {})[field] = value
-    if elsewhere:
+    if any(map(is_elsewhere, _flat(optimizer.param_groups))):
         rest = {key: value for one in reversed(gather.all_objects(rest)) for key, value in one.items()}
     return tensors, {**state, "state": rest, "param_groups": groups}
 
 
 def _flat(groups: list[dict[str, Any]]) -> list[Any]:
     return [one for group in groups for one in group["params"]]
-
-
-def _all_whole(tensors: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
-    return ((key, whole(tensor)) for key, tensor in tensors.items())
 
 
 def _is_written(tensor: Any, *, with_whole: bool) -> bool:
@@ -249,14 +244,17 @@ class Saved:
         return out.reshape(shape)
 
 
-def find(folder: Path, name: str) -> tuple[Path, dict[str, Saved]]:
-    """What the checkpoint ``folder`` has under ``name``, in parts or whole, and the first of its files."""
+def find(folder: Path, name: str) -> tuple[Path, dict[str, Any]]:
+    """What the checkpoint ``folder`` has under ``name``, and the first of its files.
+
+    Each is ``Saved``; or a value itself, of those that torch has saved.
+    """
+    listed = storage.manifest(folder)["files"]  # what else is in the folder may have such a name
     kind = re.compile(rf"{re.escape(name)}(\.rank\d+)?\.safetensors")
-    files = [folder / one for one in sorted(storage.manifest(folder)["files"]) if kind.fullmatch(one)]
+    files = [folder / one for one in sorted(listed) if kind.fullmatch(one)]
     if not files:
         path = folder / f"pytorch_{name}.bin"
-        state = storage.read(path) if path.exists() else {}
-        return path, {key: _in_memory(key, value) for key, value in state.items() if isinstance(value, torch.Tensor)}
+        return path, storage.read(path) if path.name in listed else {}
     found: dict[str, Saved] = {}
     aliases: dict[str, str] = {}
     for each in files:
@@ -264,9 +262,7 @@ def find(folder: Path, name: str) -> tuple[Path, dict[str, Saved]]:
     return files[0], found | {old: found[kept] for old, kept in aliases.items() if kept in found and old not in found}
 
 
-def load(
-    folder: Path, models_: Mapping[str, nn.Module], optimizers: Mapping[str, torch.optim.Optimizer], *, strict: bool
-) -> Callable[[], None]:
+def load(folder: Path, models_: Modules, optimizers: Optimizers, *, strict: bool) -> Callable[[], None]:
     """Read this rank's part of what ``save`` wrote, by any strategy; the function returned takes it up.
 
     Raises ``CheckpointError`` for what doesn't fit.
@@ -290,20 +286,15 @@ def fitting(folder: Path, name: str, model: nn.Module, *, strict: bool) -> dict[
     Nothing for those on "meta", which other ranks keep.
     """
     own = state_of(model)
-    has_whole = not any(isinstance(value, DTensor) or is_elsewhere(value) for value in own.values())
-    if has_whole and f"pytorch_{name}.bin" in storage.manifest(folder)["files"]:
-        return weights.fitting(folder, name, model, strict=strict)  # with what is no tensor
     path, saved = find(folder, name)
     weights.check(path, saved, own, type(model).__name__, strict=strict)
     return {key: _taken(saved[key], own.get(key)) for key in saved if not is_elsewhere(own.get(key))}
 
 
-def fitting_optimizer(
-    folder: Path, name: str, optimizer: torch.optim.Optimizer, modules: Mapping[str, nn.Module] | None = None
-) -> dict[str, Any]:
+def fitting_optimizer(folder: Path, name: str, optimizer: torch.optim.Optimizer, modules: Modules) -> dict[str, Any]:
     """What was saved of ``optimizer``, spread as its parameters, which ``modules`` name; else ``CheckpointError``."""
     told: dict[str, Any] = storage.read(folder / f"{name}.bin")
-    groups, own = told["param_groups"], names(optimizer, modules or {})
+    groups, own = told["param_groups"], names(optimizer, modules)
     if [set(group["params"]) for group in groups] != [set(group) for group in own]:
         was, now = ([len(group) for group in each] for each in ((group["params"] for group in groups), own))
         if was != now:
@@ -328,21 +319,17 @@ def fitting_optimizer(
     return {**told, "state": state, "param_groups": groups}
 
 
-def _taken(saved: Saved, own: Any) -> torch.Tensor:
+def _taken(saved: Any, own: Any) -> Any:
     """The part that this rank has of ``own``, spread as that is; all where it isn't spread."""
+    if not isinstance(saved, Saved):
+        return like(own, saved)
     return _spread(saved.read(place(own)), own) if isinstance(own, DTensor) else saved.read()
-
-
-def _in_memory(name: str, value: torch.Tensor) -> Saved:
-    shape = tuple(value.shape)
-    return Saved(name, shape, {((0,) * len(shape), shape): value.__getitem__})
 
 
 def _read_places(path: Path, found: dict[str, Saved]) -> dict[str, str]:
     """Add the tensors of a file to ``found``; return the other names of those that are tied."""
     try:
-        opened: Any = safetensors.safe_open(path, framework="pt", device="cpu")
-        file = opened.__enter__()  # for as long as somebody may read
+        file: Any = safetensors.safe_open(path, framework="pt", device="cpu")  # open as long as somebody may read
         told = dict(file.metadata() or {})
         places = json.loads(told.pop(_PARTS, "{}"))
         told.pop("format", None)

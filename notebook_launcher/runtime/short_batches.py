@@ -61,24 +61,17 @@ def counted(loader: DataLoader[Any], iterate: Any, batch_size: int | None) -> It
 
 
 class Sizes:
-    """Iterates over batches as they are; ``first`` is the size of the first, where it is ``batch_size`` or less."""
+    """Iterates once over batches as they are; ``first`` is the first's size, where it is ``batch_size`` or less."""
 
     def __init__(self, batches: Iterable[Any], batch_size: int | None) -> None:
         """``batch_size`` is the loader's."""
         self.first = batch_size
-        self._batches = iter(batches)
-        self._has_begun = False
+        self._batches = batches
 
-    def __iter__(self) -> Sizes:
-        """Itself."""
-        return self
-
-    def __next__(self) -> Any:
-        """The next batch."""
-        batch = next(self._batches)
-        is_first, self._has_begun = not self._has_begun, True
-        if not isinstance(batch, _Short):
-            return batch
-        if is_first:
-            self.first = batch.size
-        return batch.batch
+    def __iter__(self) -> Iterator[Any]:
+        """The batches."""
+        for number, batch in enumerate(self._batches):
+            is_short = isinstance(batch, _Short)
+            if is_short and number == 0:
+                self.first = batch.size
+            yield batch.batch if is_short else batch

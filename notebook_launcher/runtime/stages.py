@@ -19,7 +19,7 @@ from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 
 from notebook_launcher.core.errors import ConfigError
-from notebook_launcher.runtime import mesh, models, pipelining, trees
+from notebook_launcher.runtime import agreement, mesh, models, pipelining, trees
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -100,9 +100,7 @@ class Ranks:
         """Whether it is, on any of the ranks that share a sharded stage; those of one pipeline agree by themselves."""
         if self.sharding is None:
             return flag
-        told = torch.tensor(int(flag), device=self.device)
-        dist.all_reduce(told, dist.ReduceOp.MAX)
-        return bool(told)
+        return agreement.largest(flag) == [1]
 
     def average(self, stages: Iterable[nn.Module]) -> None:
         """Make gradients those of all pipelines' batches; sharded ones are already."""
@@ -150,19 +148,19 @@ class _Kind:
 class Stage(nn.Module):
     """Consecutive modules of a model, as torch's schedules call them: tensors come, a tuple of tensors leaves."""
 
-    def __init__(self, body: nn.Module, precision: Any, *, is_first: bool, is_last: bool) -> None:
+    def __init__(
+        self, body: nn.Module, precision: Any, blocks: Iterable[str] | None, number: int, num_stages: int
+    ) -> None:
+        """``blocks`` are the classes of modules that it is sharded by; None: those of the modules that follow here."""
         super().__init__()
         self.body = body
-        self.is_first, self.is_last = is_first, is_last
+        self._no_split_modules = tuple(blocks or {type(module).__name__ for module in body.children()})
+        self.is_first, self.is_last = number == 0, number == num_stages - 1
         self.autocast = contextlib.nullcontext() if precision is None else precision.autocast()
         self.takes: Any = None  # how the tensors that come make an input
         self.gives: Any = None
         self.work: _Work
         self.latest: Any = None  # the last stage's outputs, which need be no tensors
-
-    def take_blocks(self, names: Iterable[str]) -> None:
-        """Be sharded by modules of these classes."""
-        self.__dict__["_no_split_modules"] = tuple(names)
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The output's tensors, for those of the input; the first stage is given the microbatch's number."""
@@ -212,7 +210,7 @@ class PipelinedModel(pipelining.Pipelined):
         ranks = self._ranks
         num_samples = ranks.same_batch(inputs, target)
         fixed = 0 if self._plugin.example is None else trees.num_samples(self._plugin.example) or 0
-        count = -(-num_samples // fixed) if fixed else num_microbatches(self._plugin, self.num_stages)
+        count = -(-num_samples // fixed) if fixed else (self._plugin.num_microbatches or self.num_stages)
         pieces = pipelining.runs(count * fixed or num_samples, count, self._is_valid)
         ends = itertools.accumulate(size for count, size in pieces for _ in range(count))
         bounds = list(itertools.pairwise([0, *(min(end, num_samples) for end in ends)]))
@@ -336,11 +334,6 @@ class PipelinedModel(pipelining.Pipelined):
         share: torch.Tensor = loss.float() * (work.sizes[at] / sum(work.sizes))
         work.losses.append(share.detach())
         return share
-
-
-def num_microbatches(plugin: PipelineParallelPlugin, num_stages: int) -> int:
-    """What the plugin says, or as many as there are stages."""
-    return plugin.num_microbatches or num_stages
 
 
 def is_valid(schedule: str, count: int, num_ranks: int) -> bool:

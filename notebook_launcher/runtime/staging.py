@@ -36,9 +36,7 @@ _BLOCK_BYTES = 2**26
 class Guard:
     """Has whoever would change the state of an optimizer wait until it is copied."""
 
-    def __init__(self) -> None:
-        """Nothing is being copied."""
-        self.copying: threading.Thread | None = None
+    copying: threading.Thread | None = None
 
     def wait(self, *_: object) -> None:
         """Wait; torch calls it before each step."""
@@ -142,7 +140,7 @@ class Background:
 
     def claim(self) -> None:
         """Say that this rank will write; before the one that waits for it looks."""
-        if self._draft.writes or not self._draft.has_kept:
+        if self._draft.writes or not self._draft.kept:
             return
         path = self._draft.path / f".rank{self._rank}"
         self._claimed = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
@@ -203,14 +201,12 @@ class Background:
     def _finish(self, commit: Callable[[Files], None]) -> None:
         files: Files = {}
         try:
-            told = {path: _outcome(path) for path in sorted(self._draft.path.glob(".rank*"))}
-            failed = [
-                CheckpointError(f"on {path.name[1:]}: {one['error']}") for path, one in told.items() if one["error"]
-            ]
-            for error in [self._error, *failed]:
-                if error is not None:
-                    raise error  # noqa: TRY301
+            told = {path: _outcome(path) for path in sorted(self._draft.path.glob(".rank*"))}  # once all have ended
+            if self._error is not None:
+                raise self._error  # noqa: TRY301
             for path, one in told.items():
+                if one["error"]:
+                    raise CheckpointError(f"on {path.name[1:]}: {one['error']}")  # noqa: TRY301
                 files |= one["files"]
                 path.unlink()
             commit(files)
@@ -221,11 +217,8 @@ class Background:
 
 def _outcome(path: Path) -> dict[str, Any]:
     """What the rank of ``path`` has written, once it has."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        folders.flock(descriptor, wait=True)
-        text = os.read(descriptor, os.fstat(descriptor).st_size)
-    finally:
-        os.close(descriptor)
+    with path.open("rb") as file:
+        folders.flock(file.fileno(), wait=True)
+        text = file.read()
     found: dict[str, Any] = json.loads(text or '{"error": "the process ended before it had written its part"}')
     return found

@@ -48,8 +48,7 @@ class Stepping(Identity):
 
     def no_sync(self, model: nn.Module) -> contextlib.AbstractContextManager[Any]:
         """A context in which backward keeps ``model``'s gradients on this process."""
-        context = self._strategy.no_sync(model)
-        return contextlib.nullcontext() if context is None else context
+        return self._strategy.no_sync(model) or contextlib.nullcontext()
 
     def trigger_sync_in_backward(self, model: nn.Module) -> contextlib.AbstractContextManager[Any]:
         """A context whose one backward exchanges ``model``'s gradients, though its forwards ran under ``no_sync``."""
@@ -113,14 +112,11 @@ class Stepping(Identity):
         if isinstance(parameters, torch.Tensor):
             parameters = [parameters]
         window = self._accumulation.current
-        limit = max_norm if window.sync else float("inf")
-        if window.scaling is None:
-            return self._strategy.clip(parameters, limit, norm_type)
-        parameters = list(parameters)
-        if window.sync:
+        if window.sync and window.scaling is not None:
+            parameters = list(parameters)
             self.unscale_gradients(optim.holders_of(parameters, self._optimizers))
-            return self._strategy.clip(parameters, limit, norm_type)
-        return window.scaling.true_size(self._strategy.clip(parameters, limit, norm_type))
+        norm = self._strategy.clip(parameters, max_norm if window.sync else float("inf"), norm_type)
+        return norm if window.sync or window.scaling is None else window.scaling.true_size(norm)
 
     def clip_grad_value_(self, parameters: Iterable[torch.Tensor] | torch.Tensor, clip_value: float) -> None:
         """Bring each gradient into [-clip_value, clip_value]; within an unfinished accumulation group do nothing."""

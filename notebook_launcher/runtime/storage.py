@@ -109,7 +109,7 @@ class Draft:
         self._in_place = in_place
         self._locks: list[int] = []
         self._memory = memory
-        self._kept: list[tuple[str, list[memoryview | bytes]]] = []
+        self.kept: list[tuple[str, list[memoryview | bytes]]] = []  # what ``write_kept`` is to write
         if in_place:
             folder.mkdir(parents=True, exist_ok=True)
 
@@ -154,16 +154,9 @@ class Draft:
     def put(self, name: str, chunks: Iterable[bytes | torch.Tensor]) -> None:
         """The file ``name``, of bytes and the bytes of tensors."""
         if self._memory is not None:
-            self._kept.append((name, [self._memory.keep(one) for one in chunks]))
+            self.kept.append((name, [self._memory.keep(one) for one in chunks]))
             return
-        with self.open(name) as file:
-            for chunk in chunks:
-                file.write(chunk if isinstance(chunk, bytes) else flat(chunk).cpu().numpy().data)
-
-    @property
-    def has_kept(self) -> bool:
-        """Whether there is anything for ``write_kept`` to do."""
-        return bool(self._kept)
+        self._write(name, (one if isinstance(one, bytes) else flat(one).cpu().numpy().data for one in chunks))
 
     def copy_kept(self) -> None:
         """Finish what was kept, before what is ``guarded`` changes."""
@@ -172,16 +165,14 @@ class Draft:
 
     def write_kept(self) -> None:
         """Write what was kept."""
-        for name, chunks in self._kept:
-            with self.open(name) as file:
-                for chunk in chunks:
-                    file.write(chunk)
-        self._kept.clear()
+        for name, chunks in self.kept:
+            self._write(name, chunks)
+        self.kept.clear()
 
-    def text(self, name: str, text: str) -> None:
-        """A text file."""
+    def _write(self, name: str, chunks: Iterable[bytes | memoryview]) -> None:
         with self.open(name) as file:
-            file.write(text.encode())
+            for chunk in chunks:
+                file.write(chunk)
 
     def objects(self, name: str, thing: Any, *, of_any_kind: bool = False) -> None:
         """``thing`` as torch saves it; ``ConfigError`` for a kind that can't be loaded without executing pickle."""
@@ -190,7 +181,7 @@ class Draft:
         if self._memory is not None:
             buffer = io.BytesIO()
             _save(thing, buffer, buffer, name, of_any_kind=of_any_kind)
-            self._kept.append((name, [buffer.getbuffer()]))
+            self.kept.append((name, [buffer.getbuffer()]))
             return
         with self.open(name) as file:
             _save(thing, file, str(file.path), name, of_any_kind=of_any_kind)
@@ -208,7 +199,7 @@ class Draft:
                 self.files[name] = [path.stat().st_size, folders.crc(path)]
                 folders.sync(path)
         facts = {"format": FORMAT, **facts, "files": dict(self.files)}
-        self.text(MANIFEST, json.dumps(facts | {"crc32": crc_of(facts)}, indent=1))
+        self._write(MANIFEST, [json.dumps(facts | {"crc32": crc_of(facts)}, indent=1).encode()])
         self._carry_over()
         folders.sync(self.path)
         self._put_in_place()

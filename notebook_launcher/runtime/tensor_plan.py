@@ -14,18 +14,10 @@ from notebook_launcher.core.errors import ConfigError
 from notebook_launcher.core.registry import unknown_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from torch.distributed.device_mesh import DeviceMesh
 
-_STYLES = {
-    "colwise": "outputs are split: what follows works on a rank's part of the features",
-    "rowwise": "inputs are split already; outputs are whole",
-    "sequence": "inputs and outputs are whole, and each rank computes a part of the sequence, dim 1",
-    "colwise_gather_output": "as colwise, with whole outputs",
-    "rowwise_split_input": "as rowwise, of whole inputs",
-    "replicate": "left whole",
-}
 _TRANSFORMERS = {
     "colwise_rep": "colwise_gather_output",
     "rowwise_rep": "rowwise_split_input",
@@ -113,21 +105,29 @@ def _matches(name: str, pattern: str) -> bool:
     return len(parts) == len(wanted) and all(map(fnmatch.fnmatchcase, parts, wanted))
 
 
+_STYLES: dict[str, Callable[[nn.Module], Any]] = {
+    # outputs are split: what follows works on a rank's part of the features
+    "colwise": lambda _: ColwiseParallel(),
+    # inputs are split already; outputs are whole
+    "rowwise": lambda module: RowwiseParallel(input_layouts=Replicate() if isinstance(module, nn.Embedding) else None),
+    # inputs and outputs are whole, and each rank computes a part of the sequence, dim 1
+    "sequence": lambda _: _Sequence(),
+    # as colwise, with whole outputs
+    "colwise_gather_output": lambda _: ColwiseParallel(output_layouts=Replicate()),
+    # as rowwise, of whole inputs
+    "rowwise_split_input": lambda _: RowwiseParallel(input_layouts=Replicate()),
+    # left whole
+    "replicate": lambda _: None,
+}
+
+
 def _style(how: Any, name: str, module: nn.Module) -> ParallelStyle | None:
     style = how
     if isinstance(how, str):
         word = _TRANSFORMERS.get(how, how)
         if word not in _STYLES:
             raise unknown_name("tp_plan's style", how, [*_STYLES, *_TRANSFORMERS])
-        styles: dict[str, ParallelStyle | None] = {
-            "colwise": ColwiseParallel(),
-            "colwise_gather_output": ColwiseParallel(output_layouts=Replicate()),
-            "rowwise": RowwiseParallel(input_layouts=Replicate() if isinstance(module, nn.Embedding) else None),
-            "rowwise_split_input": RowwiseParallel(input_layouts=Replicate()),
-            "sequence": _Sequence(),
-            "replicate": None,
-        }
-        style = styles[word]
+        style = _STYLES[word](module)
     if style is not None and not isinstance(style, ParallelStyle):
         raise ConfigError(
             f"tp_plan has {how!r} for {name!r}: it takes one of {', '.join(_STYLES)}, or a ParallelStyle of torch's"
@@ -204,10 +204,6 @@ def _tied_to(model: nn.Module, found: Mapping[str, Split]) -> list[Split]:
                     "for the one and not so for the other: split both by the same dim of the weight"
                 )
             is_colwise = isinstance(module, nn.Linear) == (dim == 0)
-            style = (
-                ColwiseParallel(output_layouts=Replicate())
-                if is_colwise
-                else RowwiseParallel(input_layouts=Replicate())
-            )
+            style = _STYLES["colwise_gather_output" if is_colwise else "rowwise_split_input"](module)
             tied.append(Split(name, module, style))
     return tied

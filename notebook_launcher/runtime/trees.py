@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import sys
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from typing import Any, TypeGuard
 
+import numpy as np
 import torch
 
-Leaf = Callable[[Any], Any]
 _CONTAINERS = (dict, list, tuple, MutableMapping)  # the ABC last: asking it is slow
 
 
@@ -28,13 +27,18 @@ def is_namedtuple(tree: object) -> TypeGuard[Any]:
     return isinstance(tree, tuple) and hasattr(tree, "_fields")
 
 
-def map_leaves(function: Leaf, tree: Any) -> Any:
+def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
     """A tree of the same shape whose leaves are ``function(leaf)``; ``tree`` itself is not changed."""
     if isinstance(tree, torch.Tensor):
         return function(tree)
     if isinstance(tree, _CONTAINERS) or is_dataclass_instance(tree):
         return rebuild(tree, [map_leaves(function, child) for _, child in children(tree)])
     return function(tree)
+
+
+def map_tensors(function: Callable[[torch.Tensor], Any], tree: Any) -> Any:
+    """The same where ``function`` is for tensors; other leaves stay as they are."""
+    return map_leaves(lambda leaf: function(leaf) if isinstance(leaf, torch.Tensor) else leaf, tree)
 
 
 def children(tree: Any) -> list[tuple[Any, Any]]:
@@ -121,8 +125,7 @@ def is_text_tuple(tree: object) -> bool:
 
 def is_array(leaf: object) -> bool:
     """Whether ``leaf`` is a tensor or a numpy array."""
-    numpy = sys.modules.get("numpy")
-    return isinstance(leaf, torch.Tensor) or (numpy is not None and isinstance(leaf, numpy.ndarray))
+    return isinstance(leaf, (torch.Tensor, np.ndarray))
 
 
 def row_depth(tree: Any, length: int | None) -> int:
@@ -182,7 +185,7 @@ def concatenate(trees: Sequence[Any], depth: int = -1) -> Any:
     if is_array(first):
         if len({(tree.dtype, tuple(tree.shape[1:])) for tree in trees}) > 1 or first.ndim == 0:
             raise ValueError(f"can't join tensors of the shapes {[tuple(tree.shape) for tree in trees]} along dim 0")
-        return (torch.cat if isinstance(first, torch.Tensor) else sys.modules["numpy"].concatenate)(list(trees))
+        return torch.cat(list(trees)) if isinstance(first, torch.Tensor) else np.concatenate(trees)
     if _holds_samples(first, depth):
         return type(first)(value for tree in trees for value in tree)
     branches = children(first)

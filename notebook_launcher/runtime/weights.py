@@ -7,7 +7,6 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import safetensors
 import torch
 
 from notebook_launcher.core.errors import CheckpointError, ConfigError
@@ -16,8 +15,6 @@ from notebook_launcher.runtime import storage
 if TYPE_CHECKING:
     import os
     from collections.abc import Iterator, Mapping
-
-    from torch import nn
 
 _CODES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 _CODES |= {torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.bool: "BOOL"}
@@ -29,24 +26,7 @@ _UNITS |= {f"{p}IB": 1024**n for n, p in enumerate("KMGT", 1)}
 Tensors = dict[str, torch.Tensor]
 
 
-def save(draft: storage.Draft, name: str, state: Mapping[str, Any], *, safe: bool = True) -> None:
-    """``state`` as ``<name>.safetensors``; ``safe`` False: as torch saves it, ``pytorch_<name>.bin``."""
-    if safe:
-        write(draft, f"{name}.safetensors", *untied(state))
-    else:
-        draft.objects(f"pytorch_{name}.bin", dict(state))
-
-
-def fitting(folder: Path, name: str, model: nn.Module, *, strict: bool = True) -> dict[str, Any]:
-    """What ``save`` kept of ``model``, to be loaded into it; raises ``CheckpointError`` where it doesn't fit."""
-    path = folder / f"{name}.safetensors"
-    is_safe = path.name in storage.manifest(folder)["files"]  # what else is in the folder may have that name
-    state = _read(path) if is_safe else storage.read(path := folder / f"pytorch_{name}.bin")
-    check(path, state, model.state_dict(), type(model).__name__, strict=strict)
-    return state
-
-
-def check(path: Path, state: Mapping[str, Any], own: Mapping[str, Any], kind: str, *, strict: bool = True) -> None:
+def check(path: Path, state: Mapping[str, Any], own: Mapping[str, Any], kind: str, *, strict: bool) -> None:
     """Raise ``CheckpointError`` where ``state``, from ``path``, doesn't fit ``own``, the state of a model ``kind``."""
     lacking, unknown = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
     if strict and (lacking or unknown):
@@ -91,7 +71,7 @@ def save_model(
         places = {name: file for file, shard in zip(files, shards, strict=True) for name in shard}
         index = {"metadata": {"total_size": sum(map(_size, tensors.values()))}, "weight_map": places}
         files.append(f"{stem}.{suffix}.index.json")
-        draft.text(files[-1], json.dumps(index, indent=1))
+        draft.put(files[-1], [json.dumps(index, indent=1).encode()])
     ours = re.compile(rf"{stem}(-\d{{5}}-of-\d{{5}})?\.{suffix}(\.index\.json)?")
     for path in Path(folder).iterdir():
         if ours.fullmatch(path.name) and path.name not in files:
@@ -177,15 +157,3 @@ def write(draft: storage.Draft, file: str, tensors: Tensors, aliases: Mapping[st
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     draft.put(file, [len(text).to_bytes(8, "little") + text, *tensors.values()])
-
-
-def _read(path: Path) -> Tensors:
-    """The tensors of a file, those that were tied under all their names."""
-    try:
-        with safetensors.safe_open(path, framework="pt", device="cpu") as file:
-            tensors: Tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            aliases = file.metadata() or {}
-    except (OSError, safetensors.SafetensorError) as error:
-        raise CheckpointError(f"{path} can't be read: {error}") from error
-    aliases.pop("format", None)  # not a name, but what every file has
-    return {old: tensors[kept] for old, kept in aliases.items() if kept in tensors} | tensors

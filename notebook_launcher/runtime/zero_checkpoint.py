@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from notebook_launcher.core.errors import CheckpointError
+from notebook_launcher.runtime import shards
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,23 +19,16 @@ if TYPE_CHECKING:
 
 def full_state(module: nn.Module) -> dict[str, Any]:
     """The whole state of ``module``, spread or not; every rank calls it."""
-    state: dict[str, Any] = module.state_dict(keep_vars=True)
-    whole: dict[int, torch.Tensor] = {}
-    for name, value in state.items():
-        if hasattr(value, "ds_id"):
-            if id(value) not in whole:  # tied weights stay tied
-                whole[id(value)] = _gathered(value)
-            state[name] = whole[id(value)]
-        elif isinstance(value, torch.Tensor):
-            state[name] = value.detach()
-    return state
+    return shards.full_state(module, _gathered)
 
 
-def _gathered(parameter: torch.Tensor) -> torch.Tensor:
+def _gathered(tensor: torch.Tensor) -> torch.Tensor:
+    if not hasattr(tensor, "ds_id"):
+        return tensor
     import deepspeed
 
-    with deepspeed.zero.GatheredParameters([parameter]):
-        return parameter.detach().clone()
+    with deepspeed.zero.GatheredParameters([tensor]):
+        return tensor.detach().clone()
 
 
 def save(engine: Any, folder: Path, name: str) -> None:
@@ -92,7 +85,6 @@ def read(path: Any, map_location: Any = "cpu") -> Any:
         ) from error
 
 
-@functools.cache
 def _plain_classes() -> list[Any]:
     from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
     from deepspeed.runtime.zero.config import ZeroStageEnum

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from notebook_launcher.core import deepspeed_options
-from notebook_launcher.core.deepspeed_options import AUTO
+from notebook_launcher.core.deepspeed_options import AUTO, DeepSpeedPlugin
 from notebook_launcher.core.errors import ConfigError
 from notebook_launcher.runtime import holdings
 from notebook_launcher.runtime.holdings import Held
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from notebook_launcher.core.deepspeed_options import DeepSpeedPlugin
+    from notebook_launcher.core.world import World
+    from notebook_launcher.runtime.plugins import Keywords
 
 _PERSISTED = 100_000  # DeepSpeed's own: weights up to that size are on every rank in stage 3, too
 _BUCKET = 500_000_000  # DeepSpeed's own, which it allocates whatever the model's size
@@ -27,12 +28,7 @@ _MICRO, _BATCH, _STEPS = "train_micro_batch_size_per_gpu", "train_batch_size", "
 
 
 def build(
-    plugin: DeepSpeedPlugin,
-    precision: str,
-    num_processes: int,
-    model: nn.Module,
-    *,
-    on_cpu: bool,
+    plugin: DeepSpeedPlugin, precision: str, num_processes: int, model: nn.Module, *, on_cpu: bool
 ) -> dict[str, Any]:
     """The configuration of one engine, but for its optimizer and scheduler; ``ConfigError`` for what can't be."""
     config: dict[str, Any] = copy.deepcopy(plugin.hf_ds_config or {})
@@ -48,9 +44,11 @@ def build(
     return config
 
 
-def held(plugin: DeepSpeedPlugin, precision: str, num_processes: int, model: nn.Module) -> Iterator[Held]:
-    """What a rank keeps of each parameter."""
-    config = build(plugin, precision, num_processes, model, on_cpu=False)
+def held(model: nn.Module, world: World, keywords: Keywords) -> Iterator[Held]:
+    """By stage: whole weights with a part of the rest, or a part of all, but for small weights."""
+    plugin = deepspeed_options.with_section(keywords[DeepSpeedPlugin], world.strategy_config)
+    num_processes = world.world_size
+    config = build(plugin, world.mixed_precision or "no", num_processes, model, on_cpu=False)
     zero = config["zero_optimization"]
     stage, persisted = zero["stage"], zero.get("stage3_param_persistence_threshold", _PERSISTED)
     if stage == 0:

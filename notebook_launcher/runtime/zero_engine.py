@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import contextlib
 import logging
 import sys
 import warnings
@@ -217,7 +216,6 @@ def imported(process: Process) -> Any:
     config.set_default("LOCAL_RANK", str(process.world.local_rank))
     if process.device.type == "cpu":
         config.set_default("DS_ACCELERATOR", "cpu")
-    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
     try:
         import deepspeed
         from deepspeed.runtime import engine
@@ -255,15 +253,3 @@ def meet(process: Process) -> None:
         groups._release_process_group_references(group=None)  # noqa: SLF001
         deepspeed.init_distributed(dist_backend=dist.get_backend(), dist_init_required=False, verbose=False)
         _group = weakref.ref(dist.group.WORLD)
-
-
-@contextlib.contextmanager
-def named_errors() -> Iterator[None]:
-    """Give what DeepSpeed's configuration classes refuse as a ``ConfigError`` that names the key."""
-    from pydantic import ValidationError
-
-    try:
-        yield
-    except ValidationError as error:
-        told = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()]
-        raise ConfigError(f"DeepSpeed refuses its configuration's {error.title}: {'; '.join(told)}") from None

@@ -18,22 +18,14 @@ if TYPE_CHECKING:
 
 def accelerator_type() -> str | None:
     """The type of the accelerator that torch finds here ("cuda", "mps", "xpu"), None where there is none."""
-    if not torch.accelerator.is_available():
-        return None
-    found = torch.accelerator.current_accelerator()
+    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     return found.type if found is not None else None
 
 
 def cpu(world: World) -> Backend:
     """The CPU: every process shares it."""
     del world
-    return Backend(
-        "cpu",
-        torch.device("cpu"),
-        process_group="gloo",
-        distributed_type="MULTI_CPU",
-        refusals=refusals("cpu"),
-    )
+    return Backend("cpu", torch.device("cpu"), "gloo", "MULTI_CPU", refusals("cpu"))
 
 
 def cuda(world: World) -> Backend:
@@ -44,13 +36,7 @@ def cuda(world: World) -> Backend:
         capability=torch.cuda.get_device_capability(device),
         is_rocm=torch.version.hip is not None,
     )
-    return Backend(
-        "cuda",
-        device,
-        process_group="cpu:gloo,cuda:nccl",
-        distributed_type="MULTI_GPU",
-        refusals=refusals("cuda", facts),
-    )
+    return Backend("cuda", device, "cpu:gloo,cuda:nccl", "MULTI_GPU", refusals("cuda", facts))
 
 
 def mps(world: World) -> Backend:
@@ -63,13 +49,8 @@ def mps(world: World) -> Backend:
     if not torch.backends.mps.is_available():
         raise _absent("mps")
     macos, version = (_version(text) for text in (platform.mac_ver()[0], torch.__version__))
-    return Backend(
-        "mps",
-        torch.device("mps"),
-        process_group="gloo",
-        distributed_type="NO",
-        refusals=refusals("mps", DeviceFacts(name=apple_chip.name(), macos=macos, torch=version)),
-    )
+    facts = DeviceFacts(name=apple_chip.name(), macos=macos, torch=version)
+    return Backend("mps", torch.device("mps"), "gloo", "NO", refusals("mps", facts))
 
 
 def xpu(world: World) -> Backend:
@@ -77,13 +58,7 @@ def xpu(world: World) -> Backend:
     device = _own_device("xpu", world)
     properties = torch.xpu.get_device_properties(device)
     facts = DeviceFacts(name=properties.name, has_native_bf16=getattr(properties, "has_bfloat16_conversions", None))
-    return Backend(
-        "xpu",
-        device,
-        process_group="cpu:gloo,xpu:xccl",
-        distributed_type="MULTI_XPU",
-        refusals=refusals("xpu", facts),
-    )
+    return Backend("xpu", device, "cpu:gloo,xpu:xccl", "MULTI_XPU", refusals("xpu", facts))
 
 
 def _absent(device_type: str) -> ConfigError:

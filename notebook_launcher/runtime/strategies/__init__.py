@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from notebook_launcher.runtime.process import Process
     from notebook_launcher.runtime.storage import Draft
 
+    Models = Mapping[str, nn.Module]  # by their names in a checkpoint
+    Optimizers = Mapping[str, torch.optim.Optimizer]
+
 __all__ = ["STRATEGIES", "Strategy", "create"]
 
 
@@ -77,24 +80,10 @@ class Strategy(Protocol):
     def full_state(self, model: nn.Module) -> dict[str, Any]:
         """The whole of ``model``'s state, under the names of the module that was given to ``prepare``."""
 
-    def save(
-        self,
-        draft: Draft,
-        models: Mapping[str, nn.Module],
-        optimizers: Mapping[str, torch.optim.Optimizer],
-        *,
-        safe: bool,
-    ) -> None:
+    def save(self, draft: Draft, models: Models, optimizers: Optimizers, *, safe: bool) -> None:
         """Write the states under their names; ``safe``: models without pickle. Every rank calls it, writing or not."""
 
-    def load(
-        self,
-        folder: Path,
-        models: Mapping[str, nn.Module],
-        optimizers: Mapping[str, torch.optim.Optimizer],
-        *,
-        strict: bool,
-    ) -> Callable[[], None]:
+    def load(self, folder: Path, models: Models, optimizers: Optimizers, *, strict: bool) -> Callable[[], None]:
         """Read and check what ``save`` wrote; the function returned takes it up.
 
         Raises ``CheckpointError`` for what doesn't fit, with nothing changed; not ``strict``: parts may be missing.

@@ -16,15 +16,15 @@ from notebook_launcher.runtime.strategies import single
 from notebook_launcher.runtime.together import together
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    import torch
     from torch import nn
 
     from notebook_launcher.runtime.plugins import Keywords
     from notebook_launcher.runtime.process import Process
     from notebook_launcher.runtime.storage import Draft
+    from notebook_launcher.runtime.strategies import Models, Optimizers
 
 
 class _Forward:
@@ -169,26 +169,12 @@ class DistributedData:
         held: list[Joinable] = [one for one in map(models.compiled_from, models_) if isinstance(one, Joinable)]
         return Join(held) if held else None
 
-    def save(
-        self,
-        draft: Draft,
-        models_: Mapping[str, nn.Module],
-        optimizers: Mapping[str, torch.optim.Optimizer],
-        *,
-        safe: bool,
-    ) -> None:
+    def save(self, draft: Draft, models_: Models, optimizers: Optimizers, *, safe: bool) -> None:
         """States that every rank has in full, and the order in which gradients are exchanged."""
         single.save(draft, models_, optimizers, safe=safe)
         buckets.write(draft, self._heard(models_), self.data_process.num_processes)
 
-    def load(
-        self,
-        folder: Path,
-        models_: Mapping[str, nn.Module],
-        optimizers: Mapping[str, torch.optim.Optimizer],
-        *,
-        strict: bool,
-    ) -> Callable[[], None]:
+    def load(self, folder: Path, models_: Models, optimizers: Optimizers, *, strict: bool) -> Callable[[], None]:
         """What any strategy of this layout wrote; the order is taken up by ``go_on``."""
         take_up_states = single.load(folder, models_, optimizers, strict=strict)
         arrivals, orders = self._heard(models_), buckets.read(folder, self.data_process.num_processes)
@@ -207,7 +193,7 @@ class DistributedData:
             if all(ranks):
                 one.replay(order)
 
-    def _heard(self, models_: Mapping[str, nn.Module]) -> dict[str, buckets.Arrivals]:
+    def _heard(self, models_: Models) -> dict[str, buckets.Arrivals]:
         """What is known of those that this strategy has wrapped."""
         found = {name: self._arrivals.get(models.compiled_from(model)) for name, model in models_.items()}
         return {name: one for name, one in found.items() if one is not None}

@@ -8,11 +8,11 @@ which go over to the twin at each step. Gradients are collected by any number of
 
 from __future__ import annotations
 
-import contextlib
 import weakref
 from typing import TYPE_CHECKING, Any, final
 
 import torch
+from pydantic import ValidationError
 from torch import nn
 
 from notebook_launcher.core import deepspeed_options
@@ -25,16 +25,13 @@ from notebook_launcher.runtime.strategies import single
 from notebook_launcher.runtime.zero_engine import WHOLE, Engine
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
-    from notebook_launcher.core.world import World
-    from notebook_launcher.runtime import holdings
     from notebook_launcher.runtime.plugins import Keywords
     from notebook_launcher.runtime.process import Process
     from notebook_launcher.runtime.storage import Draft
-
-_L2 = 2.0
+    from notebook_launcher.runtime.strategies import Models, Optimizers
 
 
 class ZeroModel(models.Wrapper):
@@ -58,12 +55,11 @@ class ZeroModel(models.Wrapper):
         return self
 
 
-class _Collecting(contextlib.nullcontext[None]):
+class _Collecting:
     """A micro-batch that doesn't end its group. What it says is only for ``clip``: ZeRO has no exchange to put off."""
 
     def __init__(self, model: ZeroModel) -> None:
-        super().__init__()
-        self._model = weakref.ref(model)
+        self._model = model
 
     def __enter__(self) -> None:
         self._count(1)
@@ -72,9 +68,8 @@ class _Collecting(contextlib.nullcontext[None]):
         self._count(-1)
 
     def _count(self, change: int) -> None:
-        model = self._model()
-        if model is not None and model.trained is not None:
-            model.trained.num_collecting += change
+        if self._model.trained is not None:
+            self._model.trained.num_collecting += change
 
 
 @final
@@ -87,6 +82,7 @@ class DeepSpeed:
     trains_apart = False
     backward = staticmethod(single.backward)  # engines hear of it from their models' outputs
     go_on = staticmethod(single.go_on)
+    held = staticmethod(zero_config.held)
 
     def __init__(self, process: Process, keywords: Keywords) -> None:
         """Train on the process's device, as the plugin and the launch's section say; ``ConfigError`` for a slip."""
@@ -96,13 +92,6 @@ class DeepSpeed:
         self._unpaired: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._trained: weakref.WeakKeyDictionary[torch.optim.Optimizer, Engine] = weakref.WeakKeyDictionary()
         self._deepspeed = zero_engine.imported(process)
-
-    @staticmethod
-    def held(model: nn.Module, world: World, keywords: Keywords) -> Iterator[holdings.Held]:
-        """By stage: whole weights with a part of the rest, or a part of all, but for small weights."""
-        plugin = deepspeed_options.with_section(keywords[DeepSpeedPlugin], world.strategy_config)
-        precision = world.mixed_precision or "no"
-        return zero_config.held(plugin, precision, world.world_size, model)
 
     def place(self, model: nn.Module) -> Any:
         """The model on the device."""
@@ -179,10 +168,13 @@ class DeepSpeed:
         else:
             given["optimizer"] = zero_engine.twin(optimizer)
         zero_engine.meet(process)
-        with zero_engine.named_errors():
+        try:
             engine, *_ = self._deepspeed.initialize(
                 model=model.module, config=options, dist_init_required=False, **given
             )
+        except ValidationError as error:  # of DeepSpeed's configuration classes
+            told = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()]
+            raise ConfigError(f"DeepSpeed refuses its configuration's {error.title}: {'; '.join(told)}") from None
         return Engine(engine)
 
     def no_sync(self, model: nn.Module) -> _Collecting | None:
@@ -231,7 +223,7 @@ class DeepSpeed:
         if any(one.is_open for one in spread):
             return torch.full((), torch.nan, device=spread[0].engine.device)
         one, found = spread[0], {id(p) for p in parameters}
-        if norm_type != _L2:
+        if norm_type != 2:  # noqa: PLR2004 - the 2-norm
             raise ConfigError(
                 f"clip_grad_norm_(norm_type={norm_type}): ZeRO stage {one.stage} clips by the 2-norm only"
             )
@@ -280,14 +272,7 @@ class DeepSpeed:
         """The whole state, in stage 3 gathered, one parameter after another; every rank calls it."""
         return zero_checkpoint.full_state(models.unwrap(model, keep_torch_compile=False))
 
-    def save(
-        self,
-        draft: Draft,
-        models_: Mapping[str, nn.Module],
-        optimizers: Mapping[str, torch.optim.Optimizer],
-        *,
-        safe: bool,
-    ) -> None:
+    def save(self, draft: Draft, models_: Models, optimizers: Optimizers, *, safe: bool) -> None:
         """DeepSpeed's own files in ``<name>.deepspeed``, written by every rank; other models and optimizers whole."""
         engines, other_models, other_optimizers = self._sorted(models_, optimizers)
         for optimizer, trained in self._trained.items():
@@ -296,14 +281,7 @@ class DeepSpeed:
             zero_checkpoint.save(trained.engine, draft.path, name)
         single.save(draft, other_models, other_optimizers, safe=safe)
 
-    def load(
-        self,
-        folder: Path,
-        models_: Mapping[str, nn.Module],
-        optimizers: Mapping[str, torch.optim.Optimizer],
-        *,
-        strict: bool,
-    ) -> Callable[[], None]:
+    def load(self, folder: Path, models_: Models, optimizers: Optimizers, *, strict: bool) -> Callable[[], None]:
         """What ``save`` wrote, on as many ranks as wrote it."""
         engines, other_models, other_optimizers = self._sorted(models_, optimizers)
         for name, trained in engines.items():
@@ -329,9 +307,7 @@ class DeepSpeed:
         self._wrapped.clear()
         self._unpaired.clear()
 
-    def _sorted(
-        self, models_: Mapping[str, nn.Module], optimizers: Mapping[str, torch.optim.Optimizer]
-    ) -> tuple[dict[str, Engine], dict[str, nn.Module], dict[str, torch.optim.Optimizer]]:
+    def _sorted(self, models_: Models, optimizers: Optimizers) -> tuple[dict[str, Engine], Models, Optimizers]:
         """The engines, by their models' names; the models and the optimizers that are in none."""
         trained = {name: getattr(models.compiled_from(model), "trained", None) for name, model in models_.items()}
         engines = {name: one for name, one in trained.items() if isinstance(one, Engine)}

@@ -6,6 +6,7 @@ Torch's ``fully_shard`` turns a module's parameters into ``DTensor``s, in place;
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import weakref
 from typing import TYPE_CHECKING, Any, cast, final
@@ -46,12 +47,14 @@ if TYPE_CHECKING:
     from notebook_launcher.runtime.plugins import Keywords
     from notebook_launcher.runtime.process import Process
     from notebook_launcher.runtime.storage import Draft
+    from notebook_launcher.runtime.strategies import Models, Optimizers
 
 _TRAVELLING_BYTES = 1 << 26  # of values on their way at a time
 
 
-def held_of(num_parts: int, model: nn.Module, world: World, keywords: Keywords) -> Iterator[holdings.Held]:
-    """One of so many parts of every parameter but those that are ignored."""
+def held_of(own: str, model: nn.Module, world: World, keywords: Keywords) -> Iterator[holdings.Held]:
+    """A part of every parameter but those that are ignored, of a strategy that is about the dim ``own`` of the mesh."""
+    num_parts = keywords[ParallelismConfig].sizes(world.world_size, own)["dp_shard"]
     chosen = fsdp_options.settings(keywords[FullyShardedDataParallelPlugin], world.strategy_config)
     ignored = {id(one) for part in chosen.ignored for one in part.parameters()}
     for one in model.parameters():
@@ -83,6 +86,33 @@ class _Syncing:
             module.set_requires_gradient_sync(is_on, recurse=False)
 
 
+class Replaced:
+    """What parameters became when their model was spread, for the optimizers that have those which were given."""
+
+    def __init__(self) -> None:
+        self._new: Any = WeakTensorKeyDictionary()
+        self._heard_of: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+
+    def note(self, new: Mapping[nn.Parameter, nn.Parameter]) -> None:
+        """Take note of what parameters, by those that were given, are now."""
+        self._new.update({given: own for given, own in new.items() if own is not given})
+        for optimizer in list(self._heard_of):
+            self.pair(optimizer)
+
+    def pair(self, optimizer: torch.optim.Optimizer) -> None:
+        """Have an optimizer that was made before its model was spread hold what its parameters became, and states."""
+        self._heard_of.add(optimizer)  # its model may be spread later
+        for group in optimizer.param_groups:
+            for number, given in enumerate(group["params"]):
+                new = self._new.get(given)
+                if new is None:
+                    continue
+                group["params"][number] = new
+                values = optimizer.state.pop(given, None)
+                if values is not None and not new.is_meta:  # else another rank keeps it
+                    optimizer.state[new] = {key: shards.like(new, value) for key, value in values.items()}
+
+
 @final
 class FullySharded:
     """Torch's ``fully_shard``."""
@@ -98,6 +128,7 @@ class FullySharded:
     load = staticmethod(single.load)
     go_on = staticmethod(single.go_on)
     forget = staticmethod(single.forget)
+    held = staticmethod(functools.partial(held_of, "dp_shard"))
 
     def __init__(self, process: Process, keywords: Keywords, part: DeviceMesh | None = None) -> None:
         """Shard as the plugin, the launch and ``ParallelismConfig`` say; raises ``ConfigError`` where they can't be.
@@ -111,9 +142,9 @@ class FullySharded:
         if self._settings.replicates_machines and parallelism.dp_replicate_size == 1:
             parallelism = dataclasses.replace(parallelism, dp_replicate_size=process.world.num_machines)
         self._mesh = mesh.build(process, parallelism, "dp_shard") if part is None else part
-        self._replaced: Any = WeakTensorKeyDictionary()  # what parameters became
+        self._replaced = Replaced()
+        self.pair = self._replaced.pair
         self._fsdp: Any = WeakTensorKeyDictionary()  # what torch keeps for a parameter
-        self._heard_of: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._syncs: weakref.WeakKeyDictionary[nn.Module, dict[str, bool]] = weakref.WeakKeyDictionary()
 
     # --- models ------------------------------------------------------------------------------------------------------
@@ -146,9 +177,9 @@ class FullySharded:
         self._shard([*chosen, inner], ignored, _policy(model, self._settings.policy))
         self.fill(inner, before, has_values=has_values)
         for module in inner.modules():
-            for one in _fsdp_parameters(module):
-                self._fsdp[one.sharded_param] = weakref.ref(one)
             if isinstance(module, FSDPModule):
+                for one in _fsdp_parameters(module):
+                    self._fsdp[one.sharded_param] = weakref.ref(one)
                 module.register_forward_pre_hook(_gather_for_inference, prepend=True)
         inner.register_forward_hook(_reshard_after_evaluation)
 
@@ -156,9 +187,10 @@ class FullySharded:
         """Give ``inner``, which is spread, rank 0's values, unless it has them; note what became of ``before``."""
         if any(one.is_meta for one in inner.parameters()):
             inner.to_empty(device="cpu" if self._settings.offload else self._process.device)
-        self._replace(inner, before)
+        new = self._tied(inner, before)
+        self._replaced.note(new)
         if not has_values:
-            self._take_from_rank0(inner, before)
+            self._take_from_rank0(inner, new)
 
     def _shard(self, modules: list[nn.Module], ignored: set[nn.Parameter], policy: MixedPrecisionPolicy) -> None:
         """Shard ``modules``, the model last."""
@@ -181,22 +213,19 @@ class FullySharded:
                 if given not in ignored:
                     given.data = value  # where it was: torch has moved the whole to the device
 
-    def _replace(self, model: nn.Module, before: Mapping[str, nn.Parameter]) -> None:
-        """Tie again what was tied, of which torch may have made several; note what became of each parameter."""
-        new: dict[int, nn.Parameter] = {}
+    def _tied(self, model: nn.Module, before: Mapping[str, nn.Parameter]) -> dict[nn.Parameter, nn.Parameter]:
+        """Tie again what was tied, of which torch may have made several; return what became of each parameter."""
+        new: dict[nn.Parameter, nn.Parameter] = {}
         for name, given in before.items():
             owner, _, key = name.rpartition(".")
             module = model.get_submodule(owner)
-            if id(given) in new:
-                setattr(module, key, new[id(given)])
-                continue
-            own = new[id(given)] = getattr(module, key)
-            if own is not given:
-                self._replaced[given] = own
-        for optimizer in list(self._heard_of):
-            self.pair(optimizer)
+            if given in new:
+                setattr(module, key, new[given])
+            else:
+                new[given] = getattr(module, key)
+        return new
 
-    def _take_from_rank0(self, model: nn.Module, before: Mapping[str, nn.Parameter]) -> None:
+    def _take_from_rank0(self, model: nn.Module, new: Mapping[nn.Parameter, nn.Parameter]) -> None:
         """Have the values of rank 0 travel, several on their way at a time."""
         device = self._process.device
         on_the_way: list[tuple[Any, torch.Tensor, torch.Tensor]] = []
@@ -208,35 +237,12 @@ class FullySharded:
                     shards.local(own).copy_(value[shards.place(own)])
             on_the_way.clear()
 
-        pairs = [
-            (given, self._replaced.get(given, given)) for given in {id(one): one for one in before.values()}.values()
-        ]
-        for given, own in [*pairs, *((one, one) for one in model.buffers())]:
+        for given, own in [*new.items(), *((one, one) for one in model.buffers())]:
             value = given.detach().to(device) if self._process.rank == 0 else torch.empty_like(given, device=device)
             on_the_way.append((dist.broadcast(value, 0, async_op=True), value, own))
             if sum(one.nbytes for _, one, _ in on_the_way) > _TRAVELLING_BYTES:
                 arrive()
         arrive()
-
-    def pair(self, optimizer: torch.optim.Optimizer) -> None:
-        """Have an optimizer that was made before its model was sharded hold what its parameters became, and states."""
-        self._heard_of.add(optimizer)  # its model may be sharded later
-        for group in optimizer.param_groups:
-            for number, given in enumerate(group["params"]):
-                new = self._replaced.get(given)
-                if new is None:
-                    continue
-                group["params"][number] = new
-                if given in optimizer.state:
-                    values = optimizer.state.pop(given)
-                    optimizer.state[new] = {key: shards.like(new, value) for key, value in values.items()}
-
-    @staticmethod
-    def held(model: nn.Module, world: World, keywords: Keywords) -> Iterator[holdings.Held]:
-        """A part of every parameter but those that are ignored."""
-        return held_of(
-            keywords[ParallelismConfig].sizes(world.world_size, "dp_shard")["dp_shard"], model, world, keywords
-        )
 
     # --- gradients ---------------------------------------------------------------------------------------------------
 
@@ -283,14 +289,7 @@ class FullySharded:
         """The whole state, gathered on every rank."""
         return shards.full_state(models.unwrap(model, keep_torch_compile=False))
 
-    def save(
-        self,
-        draft: Draft,
-        models_: Mapping[str, nn.Module],
-        optimizers: Mapping[str, torch.optim.Optimizer],
-        *,
-        safe: bool,
-    ) -> None:
+    def save(self, draft: Draft, models_: Models, optimizers: Optimizers, *, safe: bool) -> None:
         """Each rank's parts; or, as it was asked for, and where models may not be in safetensors, all of it whole."""
         sharded = not self._settings.saves_whole if draft.sharded is None else draft.sharded
         shards.save(draft, models_, optimizers, self._process.rank, safe=safe, sharded=sharded)
@@ -384,9 +383,7 @@ def _reshard_after_evaluation(model: nn.Module, *_: Any) -> None:
                 module.reshard()
 
 
-def _fsdp_parameters(module: nn.Module) -> list[Any]:
-    if not isinstance(module, FSDPModule):
-        return []
+def _fsdp_parameters(module: FSDPModule) -> list[Any]:
     state = module._get_fsdp_state()  # noqa: SLF001 - nothing public leads to gradients that are not exchanged yet
     groups = getattr(state, "_fsdp_param_groups", None) or [getattr(state, "_fsdp_param_group", None)]
     return [one for group in groups if group is not None for one in group.fsdp_params]

@@ -7,13 +7,13 @@ and the numbers of an optimizer's parameters, are everywhere those of the whole.
 from __future__ import annotations
 
 import contextlib
+import functools
 import weakref
 from typing import TYPE_CHECKING, Any, final
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from notebook_launcher.core.errors import ConfigError
 from notebook_launcher.runtime import clipping, models, pipelining, shards, stages
@@ -21,13 +21,13 @@ from notebook_launcher.runtime.plugins import ParallelismConfig, PipelineParalle
 from notebook_launcher.runtime.strategies import fsdp, single
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     from notebook_launcher.core.world import World
-    from notebook_launcher.runtime import holdings
     from notebook_launcher.runtime.plugins import Keywords
     from notebook_launcher.runtime.process import Process
     from notebook_launcher.runtime.storage import Draft
+    from notebook_launcher.runtime.strategies import Models, Optimizers
 
 
 @final
@@ -44,26 +44,21 @@ class Pipeline:
     load = staticmethod(single.load)
     go_on = staticmethod(single.go_on)
     forget = staticmethod(single.forget)
+    held = staticmethod(functools.partial(fsdp.held_of, "pp"))
 
     def __init__(self, process: Process, keywords: Keywords) -> None:
         """Take a place in a pipeline; ``ConfigError`` for sizes, a schedule or an accumulation that can't be."""
         parallelism = keywords[ParallelismConfig]
         if (process.world.gradient_accumulation_steps or 1) > 1:
             raise _no_accumulation()
-        if parallelism.tp_size > 1:
-            raise ConfigError(
-                f"ParallelismConfig(pp_size={parallelism.pp_size}, tp_size={parallelism.tp_size}): a pipeline's stages "
-                "can be sharded or replicated, by dp_shard_size and dp_replicate_size, but not tensor parallel; leave "
-                "one of the two out"
-            )
         self._plugin = keywords[PipelineParallelPlugin]
         self._ranks = stages.Ranks(process, parallelism)
         self.data_process = self._ranks.data
         self._sharded = (
             None if self._ranks.sharding is None else fsdp.FullySharded(process, keywords, self._ranks.sharding)
         )
-        self._replaced: Any = WeakTensorKeyDictionary()  # what parameters became
-        self._heard_of: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        self._replaced = fsdp.Replaced()
+        self.pair = self._replaced.pair
         self._places: weakref.WeakKeyDictionary[nn.Module, dict[str, int]] = weakref.WeakKeyDictionary()
 
     # --- models ------------------------------------------------------------------------------------------------------
@@ -90,21 +85,15 @@ class Pipeline:
         kept = {id(one) for number in own for one in (*bodies[number].parameters(), *bodies[number].buffers())}
         before = dict(inner.named_parameters(remove_duplicate=False))
         self._settle([inner, *bodies], kept, has_values=fsdp.has_rank0s_values(inner))
-        mine = {
-            number: stages.Stage(bodies[number], precision, is_first=number == 0, is_last=number == num_stages - 1)
-            for number in own
-        }
+        blocks = getattr(inner, "_no_split_modules", None)
+        mine = {number: stages.Stage(bodies[number], precision, blocks, number, num_stages) for number in own}
         for stage in mine.values():
             if self._sharded is not None:
-                names = getattr(inner, "_no_split_modules", None)
-                stage.take_blocks(names or {type(module).__name__ for module in stage.body.children()})
                 whole = dict(stage.named_parameters(remove_duplicate=False))
                 self._sharded.spread(model, stage, whole, has_values=True)
             _put_back(stage.body, inner)
         after = dict(inner.named_parameters(remove_duplicate=False))
-        self._replaced.update({given: after[name] for name, given in before.items() if after[name] is not given})
-        for optimizer in list(self._heard_of):
-            self.pair(optimizer)
+        self._replaced.note({given: after[name] for name, given in before.items()})
         places = self._places[inner] = {}
         for number, body in enumerate(bodies):
             for name in body.state_dict():
@@ -117,12 +106,6 @@ class Pipeline:
         size = keywords[ParallelismConfig].sizes(world.world_size, "pp")["pp"]
         bodies = _cut(model, size, keywords[PipelineParallelPlugin])
         return [nn.ModuleList(bodies[place::size]) for place in range(size)]
-
-    @staticmethod
-    def held(model: nn.Module, world: World, keywords: Keywords) -> Iterator[holdings.Held]:
-        """All parameters of a rank's stages, or a part of them."""
-        num_parts = keywords[ParallelismConfig].sizes(world.world_size, "pp")["dp_shard"]
-        return fsdp.held_of(num_parts, model, world, keywords)
 
     def _settle(self, roots: Sequence[nn.Module], kept: set[int], *, has_values: bool) -> None:
         """Rank 0's values in what is ``kept``, by identity, unless they are there; everything else on "meta"."""
@@ -141,30 +124,13 @@ class Pipeline:
         value = given.detach()
         if not has_values:
             is_source = self._ranks.rank == 0
-            value = (
-                value.to(device).contiguous()
-                if is_source
-                else torch.empty(given.shape, dtype=given.dtype, device=device)
-            )
+            value = value.to(device).contiguous() if is_source else given.new_empty(given.shape, device=device)
             dist.broadcast(value, 0)
         value = value.to(device if is_kept else "meta")
         if is_kept and not given.is_meta:
             given.data = value
             return given
         return nn.Parameter(value, given.requires_grad) if isinstance(given, nn.Parameter) else value
-
-    def pair(self, optimizer: torch.optim.Optimizer) -> None:
-        """Have an optimizer that was made before its model was cut hold what the parameters became, and own states."""
-        self._heard_of.add(optimizer)  # its model may be cut later
-        for group in optimizer.param_groups:
-            for number, given in enumerate(group["params"]):
-                new = self._replaced.get(given)
-                if new is None:
-                    continue
-                group["params"][number] = new
-                values = optimizer.state.pop(given, None)
-                if values is not None and not new.is_meta:
-                    optimizer.state[new] = {key: shards.like(new, value) for key, value in values.items()}
 
     # --- gradients ---------------------------------------------------------------------------------------------------
 
@@ -212,27 +178,18 @@ class Pipeline:
         if places is None:
             return single.full_state(model)
         found: dict[int, Any] = {}
-        state = shards.state_of(inner)
+        device, state = self._ranks.device, shards.state_of(inner)
         for name, value in state.items():
             if id(value) in found or not isinstance(value, torch.Tensor):
                 found[id(value)] = found.get(id(value), value)
                 continue
-            whole = (
-                torch.empty_like(value, device=self._ranks.device) if value.is_meta else shards.whole(value).detach()
-            )
-            whole = whole.to(self._ranks.device).contiguous()
+            whole = torch.empty_like(value, device=device) if value.is_meta else shards.whole(value).detach()
+            whole = whole.to(device).contiguous()
             dist.broadcast(whole, self._ranks.global_rank(places[name]), self._ranks.group)
             found[id(value)] = whole
         return {name: found[id(value)] for name, value in state.items()}
 
-    def save(
-        self,
-        draft: Draft,
-        models_: Mapping[str, nn.Module],
-        optimizers: Mapping[str, torch.optim.Optimizer],
-        *,
-        safe: bool,
-    ) -> None:
+    def save(self, draft: Draft, models_: Models, optimizers: Optimizers, *, safe: bool) -> None:
         """Each rank's stages, and the states of their parameters; models whole where they may not be in safetensors."""
         shards.save(
             draft,
@@ -278,7 +235,7 @@ def _num_stages(size: int, plugin: PipelineParallelPlugin) -> int:
             f"split_points={list(plugin.split_points or ())} make {num_stages} stages, and "
             f"schedule='interleaved1f1b' on {size} ranks takes 2 or more for each: {2 * size}, {3 * size} ..."
         )
-    count = stages.num_microbatches(plugin, num_stages)
+    count = plugin.num_microbatches or num_stages
     if (is_1f1b and count < num_stages) or not stages.is_valid(plugin.schedule, count, size):
         way = "at least as many as stages" if is_1f1b else "a multiple of the ranks, or fewer"
         raise ConfigError(

@@ -10,7 +10,7 @@ from notebook_launcher.core.errors import ConfigError
 from notebook_launcher.runtime import holdings, models, shards
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from torch import nn
 
@@ -18,9 +18,12 @@ if TYPE_CHECKING:
     from notebook_launcher.runtime.plugins import Keywords
     from notebook_launcher.runtime.process import Process
     from notebook_launcher.runtime.storage import Draft
+    from notebook_launcher.runtime.strategies import Models, Optimizers
 
 
 backward = torch.Tensor.backward
+clip = torch.nn.utils.clip_grad_norm_  # of gradients that every rank has in full, as the next
+clip_value = torch.nn.utils.clip_grad_value_
 
 
 def moved(model: nn.Module, backend: Backend) -> Any:
@@ -32,16 +35,6 @@ def moved(model: nn.Module, backend: Backend) -> Any:
             "prepare, or use strategy='fsdp' on several processes, where those of rank 0 are enough"
         )
     return backend.moved(model)
-
-
-def clip(parameters: Iterable[torch.Tensor], max_norm: float, norm_type: float) -> torch.Tensor:
-    """Clip gradients that every rank has in full."""
-    return torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type)
-
-
-def clip_value(parameters: Iterable[torch.Tensor], clip_value: float) -> None:
-    """Clip elements of gradients that every rank has in full."""
-    torch.nn.utils.clip_grad_value_(parameters, clip_value)
 
 
 def gradients(parameters: Iterable[torch.Tensor]) -> Iterable[torch.Tensor]:
@@ -63,13 +56,7 @@ def full_state(model: nn.Module) -> dict[str, Any]:
     return models.unwrap(model, keep_torch_compile=False).state_dict()
 
 
-def save(
-    draft: Draft,
-    models_: Mapping[str, nn.Module],
-    optimizers: Mapping[str, torch.optim.Optimizer],
-    *,
-    safe: bool,
-) -> None:
+def save(draft: Draft, models_: Models, optimizers: Optimizers, *, safe: bool) -> None:
     """States that every rank has in full: those that write do."""
     shards.save(draft, models_, optimizers, 0, safe=safe, sharded=False)
 

@@ -6,6 +6,8 @@ that parameters without a mark are whole on every device, and their gradients th
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import importlib
 import warnings
 from typing import TYPE_CHECKING, Any, final
@@ -18,7 +20,7 @@ from notebook_launcher.runtime.backends import xla
 from notebook_launcher.runtime.strategies import single
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from torch import nn
@@ -26,15 +28,11 @@ if TYPE_CHECKING:
     from notebook_launcher.runtime.plugins import Keywords
     from notebook_launcher.runtime.process import Process
     from notebook_launcher.runtime.storage import Draft
+    from notebook_launcher.runtime.strategies import Models, Optimizers
 
 
 def _sync() -> None:
     importlib.import_module("torch_xla").sync()
-
-
-def _check(name: str, process: Process) -> None:
-    if process.device.type != "xla":
-        raise ConfigError(f"strategy={name!r} is for device='tpu', and the device is {process.device.type!r}")
 
 
 def step(optimizer: torch.optim.Optimizer, closure: Callable[[], Any] | None) -> Any:
@@ -56,25 +54,13 @@ def full_state(model: nn.Module) -> dict[str, Any]:
     }
 
 
-def save(
-    draft: Draft,
-    models_: Mapping[str, nn.Module],
-    optimizers: Mapping[str, torch.optim.Optimizer],
-    *,
-    safe: bool,
-) -> None:
+def save(draft: Draft, models_: Models, optimizers: Optimizers, *, safe: bool) -> None:
     """Whole states, by way of host memory: those that write do, when every rank has run what it recorded."""
     _sync()
     shards.save(draft, models_, optimizers, 0, safe=safe, sharded=False, gathered=full_state)
 
 
-def load(
-    folder: Path,
-    models_: Mapping[str, nn.Module],
-    optimizers: Mapping[str, torch.optim.Optimizer],
-    *,
-    strict: bool,
-) -> Callable[[], None]:
+def load(folder: Path, models_: Models, optimizers: Optimizers, *, strict: bool) -> Callable[[], None]:
     """What ``save`` wrote; marks on parameters stay."""
     take_up = single.load(folder, models_, optimizers, strict=strict)
 
@@ -100,19 +86,13 @@ class _Apart:
         self._strategy.num_apart -= 1
 
 
-class _Together:
-    """The same for the opposite."""
-
-    __slots__ = ("_before", "_strategy")
-
-    def __init__(self, strategy: Replica) -> None:
-        self._strategy, self._before = strategy, strategy.num_apart
-
-    def __enter__(self) -> None:
-        self._before, self._strategy.num_apart = self._strategy.num_apart, 0
-
-    def __exit__(self, *exception: object) -> None:
-        self._strategy.num_apart = self._before
+@contextlib.contextmanager
+def _together(strategy: Replica) -> Iterator[None]:
+    before, strategy.num_apart = strategy.num_apart, 0
+    try:
+        yield
+    finally:
+        strategy.num_apart = before
 
 
 @final
@@ -122,9 +102,11 @@ class Replica:
     Averaging twice changes nothing, and averages of sums are sums of averages: so it does not matter how many losses a
     step has, nor which of the micro-batches before were averaged. One process needs none of it. With several it was
     never run, since XLA on the CPU can't.
+
+    By SPMD one process is a replica on all devices; by FSDPv2 each of them has a part of every parameter, gradient and
+    optimizer state.
     """
 
-    name = "xla"
     layout = single.Single.layout
     pairs_optimizers = False
     clip = staticmethod(single.clip)
@@ -138,13 +120,16 @@ class Replica:
     go_on = staticmethod(single.go_on)
     held = staticmethod(holdings.whole)
 
-    def __init__(self, process: Process, keywords: Keywords) -> None:
-        """Train on the process's device."""
+    def __init__(self, process: Process, keywords: Keywords, *, name: str = "xla") -> None:
+        """Train on the process's device, or by SPMD on all of them; raise ``ConfigError`` on another kind of device."""
         del keywords
-        _check(self.name, process)
+        if process.device.type != "xla":
+            raise ConfigError(f"strategy={name!r} is for device='tpu', and the device is {process.device.type!r}")
+        self.name = name
         self.data_process = process
-        self.trains_apart = process.num_processes == 1  # several are all needed for each step
-        self._num_ranks = process.num_processes
+        self._num_ranks = process.num_processes if name == "xla" else 1  # by SPMD XLA itself exchanges
+        self.trains_apart = self._num_ranks == 1  # several are all needed for each step
+        self._wrapper = _fully_sharded() if name == "spmd_fsdp" else None
         self._models: list[nn.Module] = []
         self.num_apart = 0  # contexts entered in which gradients stay here
 
@@ -153,21 +138,25 @@ class Replica:
         return single.moved(model, self.data_process.backend)
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        """The model itself, with the first rank's parameters."""
+        """The model itself, of several ranks with the first one's parameters; for FSDPv2 behind torch_xla's wrapper."""
         if self._num_ranks > 1:
             importlib.import_module("torch_xla.core.xla_model").broadcast_master_param(model)
             self._models.append(model)
-        return model
+        if self._wrapper is None:
+            return model
+        wrapped: nn.Module = self._wrapper(model, mesh=xla.mesh(), shard_output=_split_outputs)
+        _sync()
+        return wrapped
 
     def no_sync(self, model: nn.Module) -> _Apart | None:
         """A context without gradient exchange; None for one process."""
         del model
         return _Apart(self) if self._num_ranks > 1 else None
 
-    def sync_in_backward(self, model: nn.Module) -> _Together | None:
+    def sync_in_backward(self, model: nn.Module) -> contextlib.AbstractContextManager[None] | None:
         """The exchange, for one backward."""
         del model
-        return _Together(self) if self._num_ranks > 1 else None
+        return _together(self) if self._num_ranks > 1 else None
 
     def join(self, models_: Sequence[nn.Module]) -> None:
         """None: all ranks exchange gradients at each step."""
@@ -188,89 +177,19 @@ class Replica:
         return (parameter.grad for parameter in held.values() if parameter.grad is not None)
 
 
-@final
-class Spmd:
-    """Data parallel over the devices of one process."""
-
-    name = "spmd"
-    layout = single.Single.layout
-    pairs_optimizers = False
-    trains_apart = True
-    backward = staticmethod(single.backward)
-    clip = staticmethod(single.clip)
-    clip_value = staticmethod(single.clip_value)
-    gradients = staticmethod(single.gradients)
-    pair = staticmethod(single.pair)
-    step = staticmethod(step)
-    full_state = staticmethod(full_state)
-    save = staticmethod(save)
-    load = staticmethod(load)
-    go_on = staticmethod(single.go_on)
-    forget = staticmethod(single.forget)
-    no_sync = single.Single.no_sync
-    sync_in_backward = single.Single.sync_in_backward
-    join = single.Single.join
-
-    def __init__(self, process: Process, keywords: Keywords) -> None:
-        """Train on all devices."""
-        del keywords
-        _check(self.name, process)
-        self.data_process = process
-
-    def place(self, model: nn.Module) -> Any:
-        """The model on the devices."""
-        return single.moved(model, self.data_process.backend)
-
-    def wrap(self, model: nn.Module) -> nn.Module:
-        """The model itself: what has no mark is whole on every device."""
-        return model
+Spmd = functools.partial(Replica, name="spmd")
+SpmdSharded = functools.partial(Replica, name="spmd_fsdp")
 
 
-@final
-class SpmdSharded:
-    """FSDPv2 over the devices of one process: each has a part of every parameter, gradient and optimizer state."""
-
-    name = "spmd_fsdp"
-    layout = single.Single.layout
-    pairs_optimizers = False
-    trains_apart = True
-    backward = staticmethod(single.backward)
-    clip = staticmethod(single.clip)
-    clip_value = staticmethod(single.clip_value)
-    gradients = staticmethod(single.gradients)
-    pair = staticmethod(single.pair)
-    step = staticmethod(step)
-    full_state = staticmethod(full_state)
-    save = staticmethod(save)
-    load = staticmethod(load)
-    go_on = staticmethod(single.go_on)
-    forget = staticmethod(single.forget)
-    no_sync = single.Single.no_sync
-    sync_in_backward = single.Single.sync_in_backward
-    join = single.Single.join
-
-    def __init__(self, process: Process, keywords: Keywords) -> None:
-        """Train on all devices."""
-        del keywords
-        _check(self.name, process)
-        self.data_process = process
-        self._mesh = xla.mesh()
-        module = importlib.import_module("torch_xla.experimental.spmd_fully_sharded_data_parallel")
-        self._wrapper: Any = module.SpmdFullyShardedDataParallel
-        if self._wrapper not in models.WRAPPERS:
-            models.WRAPPERS.append(self._wrapper)
-            # Of a hook that the wrapper puts on every module: the first one's inputs need no gradients.
-            warnings.filterwarnings("ignore", message="Full backward hook is firing when gradients")
-
-    def place(self, model: nn.Module) -> Any:
-        """The model on the devices."""
-        return single.moved(model, self.data_process.backend)
-
-    def wrap(self, model: nn.Module) -> nn.Module:
-        """The model behind torch_xla's wrapper, each parameter split along its longest dim."""
-        wrapped: nn.Module = self._wrapper(model, mesh=self._mesh, shard_output=_split_outputs)
-        _sync()
-        return wrapped
+def _fully_sharded() -> Any:
+    """Torch_xla's wrapper, which splits each parameter along its longest dim."""
+    module = importlib.import_module("torch_xla.experimental.spmd_fully_sharded_data_parallel")
+    wrapper = module.SpmdFullyShardedDataParallel
+    if wrapper not in models.WRAPPERS:
+        models.WRAPPERS.append(wrapper)
+        # Of a hook that the wrapper puts on every module: the first one's inputs need no gradients.
+        warnings.filterwarnings("ignore", message="Full backward hook is firing when gradients")
+    return wrapper
 
 
 def _split_outputs(outputs: Any, mesh: Any) -> None:

@@ -47,11 +47,8 @@ class Trackers:
         for chosen in self._chosen:
             if chosen.main_process_only and not self._is_main:
                 continue
-            tracker: GeneralTracker = (
-                chosen(project, self._logging_dir, **init_kwargs.get(chosen.name, {}))
-                if isinstance(chosen, type)
-                else chosen
-            )
+            own = init_kwargs.get(chosen.name, {})
+            tracker: GeneralTracker = chosen(project, self._logging_dir, **own) if isinstance(chosen, type) else chosen
             tracker.start()
             self.active.append(tracker)
             if config is not None:
