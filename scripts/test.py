@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -114,6 +115,8 @@ def main() -> int:
     unknown = sorted(set(wanted) - set(STEPS))
     if unknown:
         parser.error(f"unknown step {', '.join(unknown)}: the steps are {', '.join(STEPS)}")
+    # What a shell runs in the background ignores Ctrl-C, and so does what that starts: the tests of it would fail.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     environment.check_python()
     python = environment.ensure(".venv", {"deepspeed", "lab", "test"}, environment.CONSTRAINTS, compiled=True)
     failed = []

@@ -36,6 +36,10 @@ WITHOUT_MESH = {  # why they don't go with sizes of a mesh
 WITHOUT_ACCUMULATION = {  # why they don't go with gradient accumulation over several steps
     "pp": "it does so within a pipeline_step, over PipelineParallelPlugin(num_microbatches=...)",
 }
+WITHOUT_FP16 = {  # why they don't go with fp16, which scales losses by what all gradients look like
+    "pp": "it has gradients on several ranks",
+    "tp": "it has some gradients split and others whole, which torch's GradScaler can't take together",
+}
 PACKAGES = {"deepspeed": "deepspeed>=0.19"}  # what they need beyond the project's own dependencies; extras of that name
 INSIDE = {"tp": ("ddp", "fsdp"), "pp": ("ddp", "fsdp")}  # what a strategy does as well, so that both may be asked for
 

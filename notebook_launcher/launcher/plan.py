@@ -22,6 +22,7 @@ from notebook_launcher.core.strategies import (
     PACKAGES,
     STRATEGIES,
     WITHOUT_ACCUMULATION,
+    WITHOUT_FP16,
 )
 from notebook_launcher.core.world import World
 from notebook_launcher.launcher.device_choice import narrowed, numbers, peer_settings, visibility
@@ -279,6 +280,11 @@ def _check_strategy(config: LaunchConfig, device: str, num_local: int) -> None:
         raise ConfigError(
             f"strategy={name!r} can't be together with gradient_accumulation_steps={num_steps}: "
             f"{WITHOUT_ACCUMULATION[name]}. Leave it at 1, and give larger batches and more microbatches."
+        )
+    if config.mixed_precision == "fp16" and name in WITHOUT_FP16 and world_size > 1:
+        raise ConfigError(
+            f"strategy={name!r} can't be together with mixed_precision='fp16', which scales losses by what all "
+            f"gradients look like: {WITHOUT_FP16[name]}. Use mixed_precision='bf16'."
         )
     if config.strategy in _CHECKS:
         _CHECKS[config.strategy](config.extra.get(f"{config.strategy}_config"))

@@ -234,7 +234,7 @@ class Group(Window):
         _, sync, around = shared.entered
         shared.entered = around
         if not sync:
-            for context in self._local:
+            for context in reversed(self._local):  # each puts back what it found, and two may be of one model
                 context.__exit__(None, None, None)
         if around is not None:
             outer = shared.current = around[0]

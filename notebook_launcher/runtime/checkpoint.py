@@ -216,7 +216,7 @@ class Checkpoints:
         return len(models)
 
     def _facts(self, folder: Path, num_models: int, name: str) -> dict[str, Any]:
-        is_numbered = folder.parent == self._home() and folders.is_numbered(folder)
+        is_numbered = folders.is_numbered(folder) and folder.parent == self._home()
         return {
             "id": name,
             "strategy": self.strategy.name,

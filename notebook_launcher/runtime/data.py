@@ -17,7 +17,7 @@ from notebook_launcher.runtime.randomness import OwnStream, alike_among, equaliz
 from notebook_launcher.runtime.sampling import Epochs, SharedSampler, is_sharded, random_int
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from notebook_launcher.runtime.accumulation import Iteration, Progress
     from notebook_launcher.runtime.plugins import DataLoaderConfiguration
@@ -211,7 +211,7 @@ class PreparedLoader(DataLoader[Any]):
         sampler.num_skipped = 0
         return zip(batches, iter(sampler.notes.popleft, None), strict=False)
 
-    def _read(self) -> Iterator[Any]:
+    def _read(self) -> Any:
         """The loader's own batches.
 
         What each rank reads in its main process has random numbers of its own; alone, they are plain torch's.

@@ -70,6 +70,8 @@ def remove(*folders: Path) -> None:
 
 def lock(draft: Path) -> int:
     """Keep other processes from writing into ``draft``, until what is returned is closed or this process ends."""
+    if fcntl is None:  # nor does Windows open folders
+        return os.open(os.devnull, os.O_RDONLY)
     descriptor = os.open(draft, os.O_RDONLY)
     try:
         flock(descriptor)
@@ -119,7 +121,9 @@ def crc(path: Path) -> int:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file, or what a folder lists, is on the disk."""
+    """Wait until a file, or what a folder lists, is on the disk; Windows opens no folders, and is not waited for."""
+    if fcntl is None and path.is_dir():
+        return
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

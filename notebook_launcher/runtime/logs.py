@@ -39,9 +39,10 @@ class RankLogger(logging.LoggerAdapter[logging.Logger]):
 
     def warning_once(self, msg: object, *args: Any, **kwargs: Any) -> None:
         """Warn, unless this logger has warned of the very same before."""
-        said: set[tuple[Any, ...]] = self.__dict__.setdefault("_said", set())
-        if (msg, *args) not in said:
-            said.add((msg, *args))
+        said: set[str] = self.__dict__.setdefault("_said", set())
+        words = repr((msg, args))  # what isn't hashable may be warned of too
+        if words not in said:
+            said.add(words)
             self.warning(msg, *args, **{**kwargs, "stacklevel": kwargs.get("stacklevel", 1) + 1})
 
 

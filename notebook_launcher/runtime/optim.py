@@ -78,7 +78,7 @@ class PreparedOptimizer(torch.optim.Optimizer):
         own = self.__dict__
         window: Window = own["window"] if own["is_led"] else own["_accumulation"].current
         if window.zeroing_waits():
-            window.owed[id(self)] = own["optimizer"].zero_grad
+            window.owed[id(self)] = functools.partial(own["optimizer"].zero_grad, set_to_none)
             return
         own["optimizer"].zero_grad(set_to_none)
         if window.owed:

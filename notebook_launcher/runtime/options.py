@@ -76,7 +76,7 @@ def with_plugins(world: World, keywords: Keywords, **plugins: Any) -> World:
             name = world.strategy
         keywords.add(argument, plugin)
         asked = {"strategy": name, "gradient_accumulation_steps": getattr(plugin, "gradient_accumulation_steps", None)}
-        chosen = {option: value for option, value in asked.items() if value is not None}
+        chosen: dict[str, Any] = {option: value for option, value in asked.items() if value is not None}
         for option, value in chosen.items():
             if getattr(world, option) not in {None, value}:
                 raise ConfigError(

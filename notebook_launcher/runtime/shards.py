@@ -133,14 +133,15 @@ def save(
 ) -> None:
     """Write states under their names, ``sharded`` or whole; every rank calls it.
 
-    ``with_whole`` is that of ``write``, None: where the draft ``writes``; ``gathered`` gives the whole state of a
-    model, where it isn't ``full_state``.
+    ``with_whole``: of ranks that hold different parameters, a pipeline's, whether this one writes those it has whole;
+    None: all have the same. ``gathered`` gives the whole state of a model, where it isn't ``full_state``.
     """
     if draft.sharded and not safe:
         raise ConfigError(
             "save_state(sharded=True, safe_serialization=False) can't be: parts are in safetensors; leave one out"
         )
     modules = unwrapped(models_)
+    has_stages = with_whole is not None  # the same on every rank: which parameters are here is not
     with_whole = draft.writes if with_whole is None else with_whole
     for name, module in modules.items():
         if sharded and safe:
@@ -152,8 +153,8 @@ def save(
         elif draft.writes:
             draft.objects(f"pytorch_{name}.bin", dict(state))
     for name, optimizer in optimizers.items():
-        tensors, rest = _divided(optimizer, names(optimizer, modules))
-        if sharded or any(map(is_elsewhere, _flat(optimizer.param_groups))):
+        tensors, rest = _divided(optimizer, names(optimizer, modules), has_stages=has_stages)
+        if sharded or has_stages:
             write(draft, name, rank, tensors, with_whole=with_whole)
         else:
             gathering = ((key, whole(tensor)) for key, tensor in tensors.items())
@@ -175,7 +176,9 @@ def write(draft: storage.Draft, name: str, rank: int, tensors: Mapping[str, torc
         weights.write(draft, f"{name}.rank{rank}.safetensors", parts, {**aliases, _PARTS: json.dumps(told)})
 
 
-def _divided(optimizer: torch.optim.Optimizer, named: list[list[str]]) -> tuple[dict[str, Any], dict[str, Any]]:
+def _divided(
+    optimizer: torch.optim.Optimizer, named: list[list[str]], *, has_stages: bool
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """The state's tensors, by name; and, with names for numbers, all that can't be in a safetensors file."""
     state = optimizer.state_dict()
     groups = [{**group, "params": own} for group, own in zip(state["param_groups"], named, strict=True)]
@@ -191,7 +194,7 @@ def _divided(optimizer: torch.optim.Optimizer, named: list[list[str]]) -> tuple[
                 tensors[f"{known[number]}.{field}"] = value
             else:
                 rest.setdefault(known[number], {})[field] = value
-    if any(map(is_elsewhere, _flat(optimizer.param_groups))):
+    if has_stages:
         rest = {key: value for one in reversed(gather.all_objects(rest)) for key, value in one.items()}
     return tensors, {**state, "state": rest, "param_groups": groups}
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.profiler import profile
 
-    from notebook_launcher.runtime.accumulation import Accumulation, Group
+    from notebook_launcher.runtime.accumulation import Accumulation, Group, Window
     from notebook_launcher.runtime.groups import Groups
     from notebook_launcher.runtime.precision import Precision
     from notebook_launcher.runtime.strategies import Strategy
@@ -109,21 +109,27 @@ class Stepping(Identity):
 
         Within an unfinished accumulation group nothing is scaled.
         """
-        if isinstance(parameters, torch.Tensor):
-            parameters = [parameters]
-        window = self._accumulation.current
-        if window.sync and window.scaling is not None:
-            parameters = list(parameters)
-            self.unscale_gradients(optim.holders_of(parameters, self._optimizers))
+        parameters, window = self._to_clip(parameters)
         norm = self._strategy.clip(parameters, max_norm if window.sync else float("inf"), norm_type)
         return norm if window.sync or window.scaling is None else window.scaling.true_size(norm)
 
     def clip_grad_value_(self, parameters: Iterable[torch.Tensor] | torch.Tensor, clip_value: float) -> None:
         """Bring each gradient into [-clip_value, clip_value]; within an unfinished accumulation group do nothing."""
-        parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-        if self._accumulation.current.sync:
-            self.unscale_gradients(optim.holders_of(parameters, self._optimizers))
+        parameters, window = self._to_clip(parameters)
+        if window.sync:
             self._strategy.clip_value(parameters, clip_value)
+
+    def _to_clip(self, parameters: Iterable[torch.Tensor] | torch.Tensor) -> tuple[list[torch.Tensor], Window]:
+        """``parameters``, their gradients at their true size if their group is complete; and that group."""
+        found = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+        window = self._accumulation.current
+        if window.scaling is not None or len(self._groups) > 1:
+            holders = optim.holders_of(found, self._optimizers)
+            windows = [one.current_window() for one in holders]
+            window = window if window in windows or not windows else windows[0]
+            if window.sync:
+                self.unscale_gradients(holders)
+        return found, window
 
     def autocast(
         self, autocast_handler: plugins.AutocastKwargs | None = None

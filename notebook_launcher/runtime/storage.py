@@ -118,7 +118,7 @@ class Draft:
         folder, aside = self.folder, folders.beside(self.folder, "old")
         if folder.exists() and not folder.is_dir():
             raise NotADirectoryError(f"{folder} is a file; name a folder")
-        if Path.cwd().is_relative_to(folder):
+        if _holds_working_directory(folder):
             raise ConfigError(f"{folder} holds the working directory, and is replaced as a whole; name another folder")
         self.path.mkdir(parents=True, exist_ok=True)
         self._locks.append(folders.lock(self.path))
@@ -351,6 +351,13 @@ def _without_second_crc() -> Iterator[None]:
         yield
     finally:
         torch.serialization.set_crc32_options(before)
+
+
+def _holds_working_directory(folder: Path) -> bool:
+    try:
+        return Path.cwd().is_relative_to(folder)
+    except FileNotFoundError:  # somebody has deleted it
+        return False
 
 
 def _exchange(one: Path, other: Path) -> bool:

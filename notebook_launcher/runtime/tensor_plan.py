@@ -44,7 +44,12 @@ class _Sequence(ParallelStyle):
                 whole = DTensor.from_local(one.detach(), mesh, [Replicate()], run_check=False)
                 part.register_parameter(name, nn.Parameter(whole, one.requires_grad))
 
-        def split(_: nn.Module, inputs: Any, mesh: DeviceMesh) -> Any:
+        def split(part: nn.Module, inputs: Any, mesh: DeviceMesh) -> Any:
+            if not inputs:
+                raise ConfigError(
+                    f"tp_plan has 'sequence' for a {type(part).__name__}, which was called with keywords only: it "
+                    "splits the first argument given by position; give it so"
+                )
             first = DTensor.from_local(inputs[0], mesh, [Replicate()], run_check=False)
             return (first.redistribute(placements=[Shard(1)]), *inputs[1:])
 

@@ -17,13 +17,14 @@ def together(call: str, act: Callable[[], _T]) -> list[_T]:
     """What ``act`` returns, by rank; ``CheckpointError`` on every rank where it raises on one."""
     error: Exception | None = None
     result: Any = None
+    text: str | None = None
     try:
         result = act()
     except Exception as caught:  # noqa: BLE001 - it is told to all ranks, and raised on each
         error = caught
-    text = "" if error is None else str(error) if isinstance(error, CheckpointError | ConfigError) else repr(error)
+        text = str(error) if isinstance(error, CheckpointError | ConfigError) else repr(error)
     told = gather.all_objects((result, text))
-    failed = {rank: text for rank, (_, text) in enumerate(told) if text}
+    failed = {rank: text for rank, (_, text) in enumerate(told) if text is not None}
     if failed:
         first = min(failed)
         where = f" on rank {first}" if len(told) > 1 else ""

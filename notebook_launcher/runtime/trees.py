@@ -133,7 +133,8 @@ def row_depth(tree: Any, length: int | None) -> int:
 
     -1 where there are none: arrays have the samples along dim 0, or nobody can tell.
     """
-    if length is None or all(leaf.shape[0] == length for leaf in leaves(tree) if is_array(leaf) and leaf.ndim):
+    sizes = [leaf.shape[0] for leaf in leaves(tree) if is_array(leaf) and leaf.ndim]
+    if length is None or (sizes and all(size == length for size in sizes)):
         return -1
     level, depth = [tree], 0
     while level:

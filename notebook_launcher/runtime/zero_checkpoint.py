@@ -59,7 +59,10 @@ def check(stage: int, folder: Path, name: str, process: Process) -> None:
         )
     if not stage:
         return
-    [path] = place.glob(f"*zero_pp_rank_{process.rank}_mp_rank_*_optim_states.pt")
+    own = f"*zero_pp_rank_{process.rank}_mp_rank_*_optim_states.pt"
+    path = next(place.glob(own), None)
+    if path is None:
+        raise CheckpointError(f"{place} lacks the share of rank {process.rank}, {own}. Load another checkpoint.")
     saved = read(path).get("optimizer_state_dict", {}).get("zero_stage")
     if saved is not None and int(saved) != stage:
         raise CheckpointError(f"{place} was saved with ZeRO stage {int(saved)}, and this run has {stage}; use that one")

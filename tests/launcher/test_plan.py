@@ -276,6 +276,16 @@ def test_bf16_on_gpus_that_lack_it():
     assert "(the device asked for)" in refusal(OLD_GPUS, CPU, device="cuda", mixed_precision="bf16")
 
 
+@pytest.mark.parametrize("strategy", ["tp", "pp"])
+def test_fp16_with_a_strategy_that_spreads_gradients_of_one_model(strategy):
+    text = refusal(GPUS, CPU, strategy=strategy, mixed_precision="fp16")
+    assert f"strategy={strategy!r} can't be together with mixed_precision='fp16', which scales losses" in text
+    assert "Use mixed_precision='bf16'." in text
+    mesh = {"parallelism_config": {f"{strategy}_size": 8}}
+    assert refusal(GPUS, CPU, extra=mesh, mixed_precision="fp16") == text
+    assert plan(GPUS, CPU, strategy=strategy, mixed_precision="fp16", num_processes=1).worlds
+
+
 def test_every_strategy_in_the_table_is_accepted_and_others_get_the_nearest_name(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)  # what they need is installed
     for name in set(STRATEGIES.names) - set(DEVICE_OF):

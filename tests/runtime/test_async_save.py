@@ -373,9 +373,17 @@ def test_a_script_ends_when_all_is_written(tmp_path):
 
 
 WITHOUT_LOCKS = f"""
-import mmap, sys
+import mmap, os, shutil, sys
 sys.modules["fcntl"] = None  # as on Windows
 import torch
+
+open_any = os.open
+def open_no_folder(path, *arguments, **options):
+    if os.path.isdir(path):
+        raise PermissionError(13, "Permission denied", path)
+    return open_any(path, *arguments, **options)
+os.open = open_no_folder
+shutil._use_fd_functions = False
 del mmap.MAP_PRIVATE
 {SCRIPT}
 accelerator.wait_for_save()

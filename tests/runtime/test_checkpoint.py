@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 from notebook_launcher import Accelerator, CheckpointError, ConfigError
 from notebook_launcher.runtime import folders, storage
 from notebook_launcher.runtime.plugins import ProjectConfiguration
+from notebook_launcher.runtime.together import together
 
 EXECUTED = []
 
@@ -593,6 +594,26 @@ def test_folders_that_can_t_be_replaced_are_refused(tmp_path, monkeypatch):
     parts.accelerator.save_state("link")
     parts.accelerator.load_state("below")
     assert parts.all_at(2.0)
+
+
+def test_a_working_directory_that_somebody_has_deleted_keeps_nothing_from_being_saved(tmp_path, monkeypatch):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    parts = Parts(1.0)
+    parts.accelerator.save_state(tmp_path / "state")
+    parts.set(5.0)
+    parts.accelerator.load_state(tmp_path / "state")
+    assert parts.all_at(1.0)
+
+
+def test_an_error_without_words_is_no_success():
+    def refused():
+        raise ConfigError
+
+    with pytest.raises(CheckpointError, match="save_state failed: "):
+        together("save_state", refused)
 
 
 # --- several processes ------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
 
-from notebook_launcher import Accelerator, ConfigError
+from notebook_launcher import Accelerator, ConfigError, skip_first_batches
 from notebook_launcher.runtime import trees
 from notebook_launcher.runtime.plugins import DataLoaderConfiguration
 
@@ -287,6 +287,32 @@ def shifted():
 def test_a_loader_may_iterate_in_a_way_of_its_own(on_ranks):
     for num_processes, expected in ((1, [[10, 11], [12, 13], [14]]), (2, [[10, 11, 12, 13], [14]])):
         assert on_ranks(shifted, num_processes=num_processes)[0] == expected * 2
+
+
+def shifted_from_the_second():
+    loader = Accelerator(cpu=True).prepare(Shifting(range(12), batch_size=2))
+    return [batch.tolist() for batch in skip_first_batches(loader, 2)]
+
+
+def test_batches_of_a_loader_with_a_way_of_its_own_may_be_skipped(on_ranks):
+    assert on_ranks(shifted_from_the_second, num_processes=1)[0] == [[14, 15], [16, 17], [18, 19], [20, 21]]
+    assert on_ranks(shifted_from_the_second) == [[[18, 19]], [[20, 21]]]
+
+
+class Records(IterableDataset):
+    def __iter__(self):
+        return ({"text": f"t{number}", "label": number} for number in range(6))
+
+
+def read_records(dispatch):
+    loader = DataLoader(Records(), batch_size=4, collate_fn=list)
+    loader = Accelerator(cpu=True, **settings(dispatch_batches=dispatch, split_batches=True)).prepare(loader)
+    return [[record["label"] for record in batch] for batch in loader]
+
+
+@pytest.mark.parametrize("dispatch", [False, True])
+def test_lists_of_samples_without_arrays_are_shared_out_too(on_ranks, dispatch):
+    assert on_ranks(read_records, dispatch) == [[[0, 1], [4, 5]], [[2, 3], [0, 1]]]
 
 
 def drawn_after_passes(*, persistent_workers):

@@ -282,6 +282,40 @@ def test_contexts_of_one_model_in_one_another_leave_it_exchanging(on_ranks):
     assert on_ranks(nested) == [(False, False, True)] * 2
 
 
+def named_twice():
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    model = accelerator.prepare(weight())
+    found = []
+    for _ in range(2):
+        with accelerator.accumulate(model, model):
+            found.append(model.require_backward_grad_sync)
+        found.append(model.require_backward_grad_sync)
+    return found
+
+
+def test_a_model_that_is_named_twice_exchanges_in_the_end(on_ranks):
+    assert on_ranks(named_twice) == [[False, True, True, True]] * 2
+
+
+@pytest.mark.parametrize("clips_value", [False, True])
+def test_clipping_follows_the_group_of_the_parameters(clips_value):
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    models = [accelerator.prepare(weight()) for _ in range(2)]
+    for model in models:
+        accelerator.prepare(torch.optim.SGD(model.parameters(), lr=0.0))
+    first, second = models
+    with accelerator.accumulate(second):  # so that the two are out of step
+        accelerator.backward(second(torch.full((1, 1), 8.0)).sum())
+    for expected in ([4.0, 8.0], [1.0, 4.0]):  # halves, of the groups of two that are not complete; then clipped
+        for model in (first, second):
+            with accelerator.accumulate(model):
+                accelerator.backward(model(torch.full((1, 1), 8.0)).sum())
+        clip = accelerator.clip_grad_value_ if clips_value else accelerator.clip_grad_norm_
+        clip(first.parameters(), 1.0)
+        assert [model.weight.grad.item() for model in models] == pytest.approx(expected, rel=1e-5)
+        second.zero_grad()
+
+
 def test_after_a_break_a_loop_without_accumulate_steps_at_every_batch():
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=4)
     model = torch.nn.Linear(1, 1, bias=False)

@@ -38,6 +38,13 @@ def test_a_warning_is_given_once(caplog):
     assert caplog.records[0].filename == "test_logs.py"
 
 
+def test_what_is_not_hashable_may_be_warned_of_once(caplog):
+    logger = get_logger("mine")
+    for value in ([1], [2], [1]):
+        logger.warning_once("values %s", value)
+    assert caplog.messages == ["values [1]", "values [2]"]
+
+
 def test_the_level_may_come_from_the_environment(monkeypatch):
     monkeypatch.setenv("ACCELERATE_LOG_LEVEL", "error")
     assert get_logger("of the environment").logger.level == logging.ERROR

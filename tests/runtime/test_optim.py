@@ -44,6 +44,18 @@ def test_a_group_that_is_given_up_leaves_nothing():
     assert model.weight.item() == 1 - (2 + 3) / 2
 
 
+def test_gradients_whose_zeroing_waits_become_what_was_asked_for():
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    model, optimizer = pieces(accelerator)
+    for _ in range(2):
+        with accelerator.accumulate(model):
+            optimizer.zero_grad(set_to_none=False)
+            accelerator.backward(model(torch.ones(1, 1)).sum())
+            optimizer.step()
+    with accelerator.accumulate(model):
+        assert model.weight.grad.item() == 0, "zeros, which code may go on to read, and not None"
+
+
 def test_without_accumulation_zero_grad_always_acts():
     model, optimizer = pieces(Accelerator(cpu=True))
     for _ in range(2):

@@ -60,16 +60,16 @@ class _Collecting:
 
     def __init__(self, model: ZeroModel) -> None:
         self._model = model
+        self._engine: Engine | None = None  # the one that was told, since it may be made within the context
 
     def __enter__(self) -> None:
-        self._count(1)
+        self._engine = self._model.trained
+        if self._engine is not None:
+            self._engine.num_collecting += 1
 
     def __exit__(self, *exception: object) -> None:
-        self._count(-1)
-
-    def _count(self, change: int) -> None:
-        if self._model.trained is not None:
-            self._model.trained.num_collecting += change
+        if self._engine is not None:
+            self._engine.num_collecting -= 1
 
 
 @final

@@ -5,6 +5,7 @@ import functools
 import gc
 import importlib.util
 import json
+import types
 import weakref
 
 import pytest
@@ -16,8 +17,9 @@ from notebook_launcher import Accelerator, merge_checkpoint
 from notebook_launcher.core import deepspeed_options
 from notebook_launcher.core.deepspeed_options import DeepSpeedPlugin
 from notebook_launcher.core.errors import CheckpointError, ConfigError
-from notebook_launcher.runtime import options, plugins, zero_config
+from notebook_launcher.runtime import options, plugins, zero_checkpoint, zero_config
 from notebook_launcher.runtime.stand_ins import DummyOptim, DummyScheduler
+from notebook_launcher.runtime.strategies import deepspeed
 
 pytestmark = pytest.mark.slow  # a single test may be quick, the file as a whole is not
 
@@ -705,3 +707,22 @@ def test_a_norm_is_measured_once_for_clipping_and_step(on_ranks):
     for found in on_ranks(measurements_of_a_clipped_step):
         for once, twice in found.values():
             assert twice == 2 * once > 0
+
+
+def test_files_of_as_many_ranks_without_one_s_own_are_refused_by_name(tmp_path):
+    place = tmp_path / "model.deepspeed"
+    place.mkdir()
+    (place / "zero_pp_rank_7_mp_rank_00_optim_states.pt").touch()
+    with pytest.raises(CheckpointError, match=r"model.deepspeed lacks the share of rank 0, \*zero_pp_rank_0_"):
+        zero_checkpoint.check(2, tmp_path, "model", types.SimpleNamespace(num_processes=1, rank=0))
+
+
+def test_an_engine_that_is_made_within_an_unfinished_micro_batch_is_not_told_of_its_end():
+    model = types.SimpleNamespace(trained=None)
+    context = deepspeed._Collecting(model)
+    with context:
+        model.trained = types.SimpleNamespace(num_collecting=0)
+    assert model.trained.num_collecting == 0
+    with context:
+        assert model.trained.num_collecting == 1
+    assert model.trained.num_collecting == 0

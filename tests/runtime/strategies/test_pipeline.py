@@ -485,6 +485,42 @@ def test_a_run_that_resumes_is_bit_equal(on_ranks, tmp_path, sizes):
         assert all(not value.is_meta for value in state.values())
 
 
+def resumed_in_part(folder, stage, sharded, **sizes):
+    """The losses of a run that trains one of two stages, and of one that goes on after 2 of its 4 steps."""
+    x, y = samples(48).tensors
+    pairs = list(zip(x.split(12), y.split(12), strict=True))
+    runs = []
+    for resumes in (False, True):
+        accelerator = accelerator_of(**sizes)
+        model = net(int(resumes))
+        trained, fixed = (model[:4], model[4:]) if stage == 0 else (model[4:], model[:4])
+        fixed.requires_grad_(requires_grad=False)
+        optimizer = torch.optim.AdamW(trained.parameters(), lr=0.05)
+        model, optimizer = accelerator.prepare(model, optimizer)
+        if resumes:
+            accelerator.load_state(folder)
+        losses = []
+        for number, pair in enumerate(pairs[2:] if resumes else pairs):
+            if number == 2:
+                accelerator.save_state(folder, sharded=sharded)
+            losses.append(accelerator.pipeline_step(*pair))
+            optimizer.step()
+            optimizer.zero_grad()
+        runs.append((losses, len(optimizer.state)))
+    (losses, num_states), (resumed, num_resumed) = runs
+    return losses[2:] == resumed, num_states, num_resumed
+
+
+@pytest.mark.parametrize("sharded", [None, False])
+@pytest.mark.parametrize("stage", [0, 1])
+def test_an_optimizer_of_one_stage_is_saved_by_all_ranks(on_ranks, tmp_path, stage, sharded):
+    run = functools.partial(resumed_in_part, str(tmp_path / "state"), stage, sharded, pp_size=2)
+    found = on_ranks(run)
+    assert [is_equal for is_equal, _, _ in found] == [True, True]
+    assert [now == before for _, before, now in found] == [True, True]
+    assert sum(before > 0 for _, before, _ in found) == 1
+
+
 def saved_halfway(folder, **sizes):
     accelerator = accelerator_of(**sizes)
     _, optimizer, loader, scheduler = parts(accelerator)

@@ -555,3 +555,24 @@ def uneven():
 
 def test_groups_that_average_need_as_many_batches(on_ranks):
     assert all("join_uneven_inputs can't be with strategy='tp'" in text for text in on_ranks(uneven, num_processes=4))
+
+
+class ByKeyword(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(4)
+
+    def forward(self, x):
+        return self.norm(input=x)
+
+
+def called_by_keyword():
+    model = accelerator_of(tp_size=2, tp_plan={"norm": "sequence"}).prepare(ByKeyword())
+    with pytest.raises(ConfigError) as caught:
+        model(torch.ones(1, 2, 4))
+    return str(caught.value)
+
+
+def test_a_part_of_a_sequence_is_taken_of_what_is_given_by_position(on_ranks):
+    for text in on_ranks(called_by_keyword):
+        assert "tp_plan has 'sequence' for a LayerNorm, which was called with keywords only" in text
