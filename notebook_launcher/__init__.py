@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from notebook_launcher.core.errors import (
         CheckpointError,
         ConfigError,
+        DeadlockError,
         PayloadError,
         ResultError,
         RunInterrupted,
@@ -67,6 +68,7 @@ __all__ = [
     "ConfigError",
     "DDPCommunicationHookType",
     "DataLoaderConfiguration",
+    "DeadlockError",
     "DeepSpeedPlugin",
     "DistributedDataParallelKwargs",
     "DistributedType",
@@ -120,6 +122,7 @@ _HOMES = {
     "AutocastKwargs": "runtime.plugins",
     "CheckpointError": "core.errors",
     "ConfigError": "core.errors",
+    "DeadlockError": "core.errors",
     "DDPCommunicationHookType": "runtime.plugins",
     "DataLoaderConfiguration": "runtime.plugins",
     "DeepSpeedPlugin": "core.deepspeed_options",

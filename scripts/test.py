@@ -20,16 +20,6 @@ if TYPE_CHECKING:
 
 ROOT = environment.ROOT
 NOTEBOOK = ROOT / "notebooks" / "01_quickstart.ipynb"
-XLA_FILES = (  # as their names begin
-    "notebook_launcher/launcher/engines/xla",
-    "notebook_launcher/runtime/backends/xla",
-    "notebook_launcher/runtime/strategies/xla",
-    "notebook_launcher/worker/rank_threads",
-    "notebook_launcher/worker/xla",
-    "scripts/test_xla",
-    "tests/constraints-xla",
-    "tests/xla/",
-)
 # The oldest versions that the project supports are those of Google Colab's runtime, which nobody can change there.
 OLDEST_PACKAGES = ("ipykernel", "jupyter_client", "matplotlib", "nbclient", "scikit-learn")
 
@@ -78,30 +68,16 @@ def oldest(_: Path) -> bool:
 
 
 def xla(_: Path) -> bool:
-    """The tests of XLA, in an environment of 7 GB, where they are asked for or the last commit changed it."""
+    """The tests of XLA, in an environment of 7 GB, where they are asked for or have not passed with XLA's files yet."""
     if "xla" not in sys.argv[1:] and os.environ.get(environment.ASKS_FOR_XLA) != "1":
-        changed = changed_in_last_commit(ROOT)
         how = f"{environment.ASKS_FOR_XLA}=1 runs it, and so does scripts/test_xla.py"
-        if changed is None:
-            environment.say(f"Skipped: git can't tell what the last commit changed; {how}.")
-            return True
-        if not any(name.startswith(XLA_FILES) for name in changed):
-            environment.say(f"Skipped: the last commit changed nothing of XLA's; {how}.")
+        if test_xla.have_passed(ROOT):
+            environment.say(f"Skipped: XLA's files are those with which its tests have passed; {how}.")
             return True
         if problem := test_xla.library_problem():
             environment.say(f"Skipped: {problem}; {how}.")
             return True
     return run([sys.executable, ROOT / "scripts" / "test_xla.py"])
-
-
-def changed_in_last_commit(root: Path) -> list[str] | None:
-    """The files of the last commit, None where git has no history here, or is not there."""
-    command = ["git", "diff", "--name-only", "HEAD~1", "HEAD"]
-    try:
-        told = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return told.stdout.splitlines()
 
 
 STEPS = {"lint": lint, "types": types, "pytest": pytest, "slow": slow, "oldest": oldest, "xla": xla}

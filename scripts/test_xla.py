@@ -2,12 +2,15 @@
 
 XLA runs on the CPU there. torch_xla works beside the torch of its own number only, which pip has as a CUDA build: the
 environment takes 7 GB, and minutes to install.
+
+Once all have passed, a file says with what: ``scripts/test.py`` runs them again when one of XLA's files is another.
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
+import hashlib
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -18,6 +21,17 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 PACKAGES = ("ipykernel", "jupyter_client", "matplotlib", "pytest", "pytest-timeout", "scikit-learn")
+FILES = (
+    "notebook_launcher/launcher/engines/xla*.py",
+    "notebook_launcher/runtime/backends/xla*.py",
+    "notebook_launcher/runtime/strategies/xla*.py",
+    "notebook_launcher/worker/rank_threads*.py",
+    "notebook_launcher/worker/xla*.py",
+    "scripts/test_xla.py",
+    "tests/constraints-xla.txt",
+    "tests/xla/**/*.py",
+)
+RECORD = "tests/xla/passed_with.txt"
 
 
 def main() -> int:
@@ -31,7 +45,27 @@ def main() -> int:
         return 1
     python = environment.ensure(".venv-xla", {"tpu"}, environment.XLA_CONSTRAINTS, PACKAGES, compiled=True)
     command: list[str | Path] = [python, "-m", "pytest", "tests/xla", *given]
-    return subprocess.call(command, cwd=environment.ROOT, env=environment.clean_variables(), stdin=subprocess.DEVNULL)
+    before = digest(environment.ROOT)
+    code = subprocess.call(command, cwd=environment.ROOT, env=environment.clean_variables(), stdin=subprocess.DEVNULL)
+    if code == 0 and not given:
+        (environment.ROOT / RECORD).write_text(f"{before}\n")
+    return code
+
+
+def have_passed(root: Path) -> bool:
+    """Whether all tests have passed with XLA's files as they are now."""
+    record = root / RECORD
+    return record.exists() and record.read_text().strip() == digest(root)
+
+
+def digest(root: Path) -> str:
+    """A number for the names and texts of XLA's files."""
+    found = hashlib.sha256()
+    for path in sorted({path for pattern in FILES for path in root.glob(pattern)}):
+        text = path.read_bytes()
+        found.update(f"{path.relative_to(root).as_posix()} {len(text)}\n".encode())
+        found.update(text)
+    return found.hexdigest()
 
 
 def library_problem() -> str:

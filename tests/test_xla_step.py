@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import subprocess
 import sys
 from pathlib import Path
 
@@ -32,57 +31,83 @@ def script(monkeypatch):
     return module
 
 
-@pytest.fixture
-def repository(tmp_path):
-    """A repository with one commit; commits what is written there."""
-
-    def git(*arguments):
-        subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", *arguments], cwd=tmp_path, check=True)
-
-    def commit(name):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text("x")
-        git("add", ".")
-        git("commit", "-q", "-m", name)
-        return tmp_path
-
-    git("init", "-q")
-    commit("README.md")
-    return commit
-
-
-@pytest.mark.parametrize(
-    ("name", "ran"),
-    [
-        ("notebook_launcher/runtime/backends/xla.py", ["test_xla.py"]),
-        ("notebook_launcher/runtime/strategies/xla.py", ["test_xla.py"]),
-        ("notebook_launcher/launcher/engines/xla.py", ["test_xla.py"]),
-        ("notebook_launcher/runtime/backends/torch_devices.py", []),
-    ],
+FILES = (
+    "notebook_launcher/runtime/backends/xla.py",
+    "notebook_launcher/runtime/strategies/xla.py",
+    "notebook_launcher/launcher/engines/xla.py",
+    "tests/xla/test_launch.py",
 )
-def test_a_commit_on_xla_has_them_run(script, repository, monkeypatch, capsys, name, ran):
-    monkeypatch.setattr(script, "ROOT", repository(name))
+OTHER = "notebook_launcher/runtime/backends/torch_devices.py"
+
+
+@pytest.fixture
+def passed(script, tmp_path, monkeypatch):
+    """A copy in which the tests have passed; returns a function that writes one of its files."""
+
+    def write(name, text):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+
+    for name in (*FILES, OTHER):
+        write(name, "as it was")
+    write(script.test_xla.RECORD, f"{script.test_xla.digest(tmp_path)}\n")
+    monkeypatch.setattr(script, "ROOT", tmp_path)
+    return write
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_change_of_xlas_has_them_run(script, passed, name):
+    passed(name, "changed")
+    passed(OTHER, "changed since, as by any number of commits")
     assert script.xla(Path())
-    assert script.ran == ran
-    assert (
-        "Skipped: the last commit changed nothing of XLA's; NOTEBOOK_LAUNCHER_TEST_XLA=1" in capsys.readouterr().out
-    ) != (bool(ran))
+    assert script.ran == ["test_xla.py"]
 
 
-def test_a_machine_that_could_not_load_it_is_told_why_they_are_skipped(script, repository, monkeypatch, capsys):
-    monkeypatch.setattr(script, "ROOT", repository("notebook_launcher/runtime/backends/xla.py"))
+def test_a_new_file_of_xlas_has_them_run(script, passed):
+    passed("notebook_launcher/worker/xla_more.py", "")
+    assert script.xla(Path())
+    assert script.ran == ["test_xla.py"]
+
+
+def test_they_are_skipped_where_nothing_of_xlas_has_changed_and_it_says_so(script, passed, capsys):
+    passed(OTHER, "changed")
+    assert script.xla(Path())
+    assert script.ran == []
+    told = capsys.readouterr().out
+    assert "Skipped: XLA's files are those with which its tests have passed; NOTEBOOK_LAUNCHER_TEST_XLA=1 runs" in told
+
+
+def test_where_they_have_never_passed_they_run(script, tmp_path, monkeypatch):
+    monkeypatch.setattr(script, "ROOT", tmp_path)
+    assert script.xla(Path())
+    assert script.ran == ["test_xla.py"]
+
+
+def test_a_machine_that_could_not_load_it_is_told_why_they_are_skipped(script, passed, monkeypatch, capsys):
+    passed(FILES[0], "changed")
     monkeypatch.setattr(script.test_xla, "library_problem", lambda: "no shared library")
     assert script.xla(Path())
     assert script.ran == []
     assert "Skipped: no shared library; NOTEBOOK_LAUNCHER_TEST_XLA=1 runs it" in capsys.readouterr().out
 
 
-def test_without_a_history_they_are_skipped_and_it_says_why(script, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(script, "ROOT", tmp_path)
-    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    assert script.xla(Path())
-    assert script.ran == []
-    assert "Skipped: git can't tell what the last commit changed" in capsys.readouterr().out
+@pytest.mark.parametrize(("arguments", "code", "is_kept"), [([], 0, True), (["-k", "spmd"], 0, False), ([], 1, False)])
+def test_only_all_of_them_passing_is_kept(tmp_path, monkeypatch, arguments, code, is_kept):
+    module = load("test_xla", monkeypatch)
+    monkeypatch.setattr(sys, "argv", ["test_xla.py", *arguments])
+    monkeypatch.setattr(module.environment, "ROOT", tmp_path)
+    monkeypatch.setattr(module.environment, "ensure", lambda *_, **__: Path("python"))
+    monkeypatch.setattr(module, "library_problem", lambda: "")
+    monkeypatch.setattr(module.subprocess, "call", lambda *_, **__: code)
+    (tmp_path / "tests" / "xla").mkdir(parents=True)
+    assert module.main() == code
+    assert module.have_passed(tmp_path) is is_kept
+
+
+def test_the_files_that_are_compared_are_there(monkeypatch):
+    module = load("test_xla", monkeypatch)
+    for pattern in module.FILES:
+        assert list(SCRIPTS.parent.glob(pattern)), pattern
 
 
 def test_whoever_asks_gets_them(script, tmp_path, monkeypatch):

@@ -10,6 +10,7 @@
     ├── EngineError (RuntimeError)      worker processes could not be started
     ├── CheckpointError (RuntimeError)  a checkpoint that could not be written, or can't be loaded
     ├── PeerError (RuntimeError)        another rank failed where this one depends on it
+    ├── DeadlockError (RuntimeError)    ranks that wait for each other in different collectives
     ├── WorkerError (RuntimeError)      what happened on a rank, as text
     └── RunTimeoutError (TimeoutError)  a run went on for longer than ``timeout_s``
     RunInterrupted (KeyboardInterrupt)  the notebook's Stop, drawn as one line
@@ -69,6 +70,10 @@ class CheckpointError(NotebookLauncherError, RuntimeError):
 
 class PeerError(NotebookLauncherError, RuntimeError):
     """Another rank failed where this one depends on it: never the cause of a run's failure."""
+
+
+class DeadlockError(NotebookLauncherError, RuntimeError):
+    """Ranks wait for each other in different collectives; the message says in which, and on which lines."""
 
 
 class RunTimeoutError(NotebookLauncherError, TimeoutError):

@@ -102,6 +102,27 @@ class Where:
 
 
 @dataclasses.dataclass(frozen=True)
+class Pending:
+    """A collective that has been begun and is not done: what is to be known of it to tell who waits for whom."""
+
+    group: str  # the process group's name, the same on all its ranks
+    number: int  # which of the group's collectives it is
+    name: str  # "all_reduce"
+    inputs: str  # "Float (64, 10)"
+    sizes: tuple[tuple[str, int], ...]  # dtype and number of elements of each input
+    members: tuple[int, ...]  # the ranks of the group; () where nobody knows
+    reached: dict[str, int]  # the number of the last collective that this rank began, by group
+    is_whole: bool  # whether a group that is not in ``reached`` is one in which this rank began none
+
+
+@dataclasses.dataclass(frozen=True)
+class Waits:
+    """The rank's thread stands still with this collective begun; with None it goes on."""
+
+    pending: Pending | None
+
+
+@dataclasses.dataclass(frozen=True)
 class Finished:
     """The function returned. ``result`` is the packed value, or None where ``problem`` says why it could not travel."""
 
@@ -154,6 +175,7 @@ Event = (
     | DeviceMemory
     | Interrupted
     | Where
+    | Waits
     | Finished
     | Failed
     | Devices

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from notebook_launcher.core import pickling
 from notebook_launcher.core.cell_labels import in_cells
-from notebook_launcher.core.errors import EngineError, PeerError, RunTimeoutError, WorkerError
+from notebook_launcher.core.errors import DeadlockError, EngineError, PeerError, RunTimeoutError, WorkerError
 from notebook_launcher.core.excerpts import excerpt
 from notebook_launcher.launcher.state import Phase, RankState, RunState
 
@@ -27,6 +27,12 @@ _REASONS = {
 }
 _WATCHDOG = re.compile(
     r"Watchdog caught collective operation timeout: WorkNCCL\(SeqNum=(\d+), OpType=(\w+),.*?Timeout\(ms\)=(\d+)"
+)
+_CURE = (
+    "Every rank must make the same calls in the same order, none under a condition that only some ranks meet: gather, "
+    "a barrier and saving are such calls, and the forward of a sharded model (FSDP, ZeRO 3) and each backward are. In "
+    "a loop that is longer on some ranks, go on until none has anything left: accelerator.set_trigger() on a rank that "
+    "has, and accelerator.check_trigger() on all, in each round."
 )
 _SHOWN_CHARS = 16_000  # some hundred lines of a traceback
 _MORE = "[cut to fit a notebook: run.error has more of it, and so has the exception that you catch]"
@@ -195,6 +201,23 @@ def timeout_error(state: RunState, timeout_s: float) -> RunTimeoutError:
     """The error of a run that went on for too long: where each rank was."""
     lines = "\n".join(fates(state))
     return RunTimeoutError(f"the run was stopped after timeout_s={timeout_s:g}\n{lines}")
+
+
+def deadlock(state: RunState) -> str:
+    """In one sentence, who waits for whom."""
+    return f"{_ranks(list(state.locked))} wait for each other in different collectives, which would be for ever"
+
+
+def deadlock_error(state: RunState) -> DeadlockError:
+    """The error of a run whose ranks made different calls: which, and on which line."""
+    lines = [f"{deadlock(state)}:"]
+    for rank, pending in state.locked.items():
+        where = state.ranks[rank].where
+        what = f"{pending.name} number {pending.number}" + (f" of {pending.inputs}" if pending.inputs else "")
+        group = "" if len(pending.members) in (0, len(state.ranks)) else f" among ranks {pending.members}"
+        lines.append(f"  rank {rank}: {what}{group}" + (f", {where.line}" if where is not None and where.line else ""))
+    lines.append(_CURE)
+    return DeadlockError("\n".join(lines))
 
 
 def _same(one: Failed, other: Failed) -> bool:

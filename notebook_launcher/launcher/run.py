@@ -260,12 +260,14 @@ class Run:
             if not for_free and number > self.config.max_restarts:
                 return None
             what = "started again" if for_free else f"restart {number} of {self.config.max_restarts}"
-            self._record.begin_again(f"{what}: rank {ended.state.cause or 0} {self._why(ended.state)}")
+            self._record.begin_again(f"{what}: {self._why(ended.state)}")
             return self._attempt(number)
 
     def _conclude(self, state: RunState) -> None:
         record = self._record
-        if state.status == "failed":
+        if state.locked:
+            self._error = outcome.deadlock_error(state)
+        elif state.status == "failed":
             cause = state.cause or 0
             tails = {rank: record.output.text(rank)[-_TAIL_CHARACTERS:] for rank in range(record.num_ranks)}
             if cause in record.never_made:
@@ -290,18 +292,19 @@ class Run:
 
     def _why(self, state: RunState) -> str:
         """What became of the rank that failed first."""
+        if state.locked:
+            return outcome.deadlock(state)
         cause = state.cause or 0
         problem = self._record.never_made.get(cause)
-        if problem is not None:
-            return f"was never started: {problem.splitlines()[0]}"
-        return outcome.fate(state.ranks[cause], None)
+        fate = outcome.fate(state.ranks[cause], None)
+        return f"rank {cause} {fate if problem is None else f'was never started: {problem.splitlines()[0]}'}"
 
     def _summary(self, state: RunState) -> str:
         took = f"{self._record.elapsed_s:.1f} s"
         if state.status == "finished":
             return f"finished in {took}"
         if state.status == "failed":
-            return f"failed after {took}: rank {state.cause or 0} {self._why(state)}"
+            return f"failed after {took}: {self._why(state)}"
         return f"{state.status} after {took}: {'; '.join(outcome.fates(state))}"
 
     def _wait_for_end(self, timeout_s: float | None) -> bool:

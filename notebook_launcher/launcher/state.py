@@ -11,12 +11,15 @@ import enum
 import signal
 from typing import TYPE_CHECKING
 
+from notebook_launcher.launcher import deadlock
+
 if TYPE_CHECKING:
-    from notebook_launcher.core.events import Failed, Where
+    from notebook_launcher.core.events import Failed, Pending, Where
 
 SETTLE_S = 0.3  # after the first failure, how long an earlier one may still come in before the cause is named
 ANSWER_S = 0.05  # how long ranks have at least to say where they are, before an interrupt takes them elsewhere
-PATIENCE_S = {"stop": 0.3, "failure": 1.0, "timeout": 1.0}  # and at most: on a busy machine an answer takes its time
+STANDING_S = 8.0  # how long ranks have been known to wait for each other before it is said that it is for ever
+PATIENCE_S = {"stop": 0.3, "failure": 1.0, "timeout": 1.0, "deadlock": 1.0}  # and at most: on a busy machine an answer takes its time
 HEAR_S = 0.8  # after an interrupt, how long a rank that does not hear it (it is in a collective) is left alone
 FAILURE_GRACE_S = 2.0  # after another rank's failure, how long one that heard the interrupt may clean up
 KILL_S = 0.5  # from terminate to kill
@@ -62,6 +65,8 @@ class RankState:
     exit_code: int | None = None
     failed: Failed | None = None
     where: Where | None = None
+    pending: Pending | None = None  # the collective in which it stands
+    pending_s: float = 0.0  # since when that is known
     heard: bool = False
     released: bool = False
     sent: Act | None = None  # the hardest step of the ladder that it was sent
@@ -84,8 +89,9 @@ class RunState:
         ``timeout_s`` is the limit of the whole run, counted from ``began_s``: a rank that never starts is late, too.
         """
         self.ranks = [RankState() for _ in range(num_ranks)]
-        self.reason = ""  # why it is being stopped: "failure", "stop", "timeout"; "" while it is not
+        self.reason = ""  # why it is being stopped: "failure", "deadlock", "stop", "timeout"; "" while it is not
         self.cause: int | None = None  # the rank whose failure came first
+        self.locked: dict[int, Pending] = {}  # by rank, the collectives in which ranks wait for each other for ever
         self._grace_s = stop_grace_s
         self._timeout_s = timeout_s
         self.asked_to_stop = False  # by somebody, whatever else made it stop: then it is not started again
@@ -112,6 +118,14 @@ class RunState:
         """The rank said where it is; once it was interrupted, that is where the interrupt took it."""
         if self.ranks[rank].sent is None:
             self.ranks[rank].where = where
+
+    def waits(self, rank: int, pending: Pending | None, now_s: float) -> None:
+        """The rank stands still in a collective, or goes on."""
+        state = self.ranks[rank]
+        before = state.pending
+        if pending is None or before is None or (pending.group, pending.number) != (before.group, before.number):
+            state.pending_s = now_s
+        state.pending = pending
 
     def returned(self, rank: int, now_s: float) -> list[Action]:
         """The rank's function returned."""
@@ -153,7 +167,7 @@ class RunState:
             return self._climb(now_s)
         if self._timeout_s is not None and now_s - self._began_s > self._timeout_s:
             return self.stop(now_s, "timeout")
-        return self._release(now_s)
+        return self._unlock(now_s) or self._release(now_s)
 
     # --- what it has come to ----------------------------------------------------------------------------------------
 
@@ -177,7 +191,7 @@ class RunState:
             return "timed out"
         if self.reason == "stop":
             return "stopped"
-        return "failed" if self.cause is not None else "finished"
+        return "failed" if self.cause is not None or self.locked else "finished"
 
     # --- inside -----------------------------------------------------------------------------------------------------
 
@@ -259,6 +273,16 @@ class RunState:
         """Whether what is known of the cause so far is only that a peer was lost: its end may not be known yet."""
         cause = self.ranks[self.cause].failed if self.cause is not None else None
         return cause is not None and cause.peer_lost
+
+    def _unlock(self, now_s: float) -> list[Action]:
+        """End a run whose ranks wait for each other."""
+        standing = {
+            rank: state.pending
+            for rank, state in enumerate(self.ranks)
+            if state.pending is not None and not state.ended and now_s - state.pending_s >= STANDING_S
+        }
+        self.locked = {rank: standing[rank] for rank in deadlock.locked(standing)}
+        return self._begin_ladder("deadlock", now_s) if self.locked else []
 
     def _release(self, now_s: float) -> list[Action]:
         """Let ranks that finished some time ago close their connections, while others go on."""

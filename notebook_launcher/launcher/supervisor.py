@@ -80,6 +80,7 @@ class Supervisor:
             events.DeviceMemory: self._device_memory,
             events.Interrupted: self._heard,
             events.Where: self._where,
+            events.Waits: self._waits,
             events.Finished: self._finished,
             events.Failed: self._failed,
         }
@@ -275,6 +276,10 @@ class Supervisor:
 
     def _where(self, rank: int, event: events.Where) -> list[Action]:
         self.state.found(rank, event)
+        return []
+
+    def _waits(self, rank: int, event: events.Waits) -> list[Action]:
+        self.state.waits(rank, event.pending, time.monotonic())
         return []
 
     def _finished(self, rank: int, event: events.Finished) -> list[Action]:

@@ -1,4 +1,4 @@
-"""The last collective that this rank began, from torch's flight recorder: what a hung NCCL call leaves to be known.
+"""The collectives that this rank began, from torch's flight recorder: what a hung call leaves to be known.
 
 A collective on a GPU is begun and returns at once; the thread then waits elsewhere, so that its stack does not tell.
 Run with gloo; with NCCL, written for it and never run.
@@ -7,8 +7,14 @@ Run with gloo; with NCCL, written for it and never run.
 from __future__ import annotations
 
 import json
+import math
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from notebook_launcher.core.events import Pending
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 _NUM_KEPT = "200"  # collectives that a rank remembers
 _DUMPS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")  # NCCL's own record, and that of the other groups
@@ -24,26 +30,86 @@ def recorder_settings() -> dict[str, str]:
 
 def last_collective() -> str:
     """The last collective of this process in words, "" where torch keeps no record or there was none."""
+    entries = [entry for record in _records() for entry in record.get("entries", ())]
+    return told(max(entries, key=_made)) if entries else ""
+
+
+def num_begun() -> dict[str, tuple[int, int]]:
+    """How many collectives this rank has begun and how many of them are done, by record and group; {} for none.
+
+    This is the cheap look: the whole record takes a tenth of a second.
+    """
+    found = {}
+    for number, record in enumerate(_records(whole=False)):
+        for group, status in record.get("pg_status", {}).items():
+            begun, done = int(status.get("last_enqueued_collective", 0)), int(status.get("last_completed_collective", 0))
+            found[f"{number}/{group}"] = (begun, done)
+    return found
+
+
+def pending() -> Pending | None:
+    """The collective that this rank has waited for longest; None where it waits for none, or torch keeps no record."""
+    entries = [entry for record in _records() for entry in record.get("entries", ()) if not entry.get("is_p2p")]
+    waiting = [entry for entry in entries if not entry.get("retired") and entry.get("state") != "completed"]
+    if not waiting:
+        return None
+    oldest = min(waiting, key=_made)
+    reached: dict[str, int] = {}
+    for entry in entries:
+        name = _group(entry)
+        reached[name] = max(reached.get(name, 0), entry.get("collective_seq_id", 0))
+    groups = {entry.get("pg_id") for entry in entries}
+    is_whole = len(groups) >= len(num_begun())  # else a group's collectives may be so long ago that none is kept
+    name, group = str(oldest.get("profiling_name", "")).partition(":")[2], _group(oldest)
+    number, members = oldest.get("collective_seq_id", 0), _members(group)
+    return Pending(group, number, name, _inputs(oldest), _sizes(oldest), members, reached, is_whole)
+
+
+def _records(*, whole: bool = True) -> Iterator[dict[str, Any]]:
+    """What torch has recorded; with ``whole=False`` without the single collectives."""
     bindings = sys.modules.get("torch._C._distributed_c10d")
-    entries: list[dict[str, Any]] = []
     for name in _DUMPS:
         dump = getattr(bindings, name, None)
         if dump is None:
             continue
         try:
-            entries += json.loads(dump(True, False)).get("entries", ())  # noqa: FBT003 - torch's own: all, with collectives
+            yield json.loads(dump(whole, False))  # noqa: FBT003 - torch's own: with collectives, not only active ones
         except Exception:  # noqa: BLE001, S112 - a private surface of torch's; who hangs is told of without it
             continue
-    return told(max(entries, key=lambda entry: entry.get("time_created_ns", 0))) if entries else ""
+
+
+def _made(entry: dict[str, Any]) -> int:
+    return int(entry.get("time_created_ns", 0))
+
+
+def _group(entry: dict[str, Any]) -> str:
+    return str((entry.get("process_group") or [""])[0])
+
+
+def _members(group: str) -> tuple[int, ...]:
+    """The ranks of that process group; () where torch does not say."""
+    world: Any = getattr(sys.modules.get("torch.distributed.distributed_c10d"), "_world", None)
+    names = getattr(world, "pg_names", {})
+    return next((tuple(world.pg_group_ranks[one]) for one, name in list(names.items()) if name == group), ())
+
+
+def _sizes(entry: dict[str, Any]) -> tuple[tuple[str, int], ...]:
+    """The dtype and number of elements of each tensor given."""
+    shapes = zip(entry.get("input_dtypes", ()), entry.get("input_sizes", ()), strict=False)
+    return tuple((str(dtype), math.prod(shape)) for dtype, shape in shapes)
 
 
 def told(entry: dict[str, Any]) -> str:
     """An entry of the record, such as "all_reduce number 3 of Float (64, 10), which is under way"."""
     group, _, name = str(entry.get("profiling_name", "")).partition(":")
-    shapes = zip(entry.get("input_dtypes", ()), entry.get("input_sizes", ()), strict=False)
-    inputs = ", ".join(f"{dtype} ({', '.join(map(str, shape))})" for dtype, shape in shapes)
+    inputs = _inputs(entry)
     number = entry.get("p2p_seq_id") if entry.get("is_p2p") else entry.get("collective_seq_id")
     waiting = "which has not begun on the device" if group == "nccl" else "which is not done"
     state = "which is done" if entry.get("retired") else _STATES.get(str(entry.get("state")), waiting)
     text = f"{name or 'a collective'} number {number}" + (f" of {inputs}" if inputs else "")
     return f"{text}, {state}"
+
+
+def _inputs(entry: dict[str, Any]) -> str:
+    shapes = zip(entry.get("input_dtypes", ()), entry.get("input_sizes", ()), strict=False)
+    return ", ".join(f"{dtype} ({', '.join(map(str, shape))})" for dtype, shape in shapes)

@@ -22,6 +22,7 @@ from notebook_launcher.core.shared_memory import unpack
 from notebook_launcher.worker import failure, inspection, rendezvous, streams, surroundings
 from notebook_launcher.worker.device_memory import DeviceMemoryWatch
 from notebook_launcher.worker.metric_batch import MetricBatch
+from notebook_launcher.worker.stillness import StillnessWatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,6 +50,7 @@ class Server:
         self._may_leave = threading.Event()
         self._metrics = MetricBatch(channel.send)
         self._memory: DeviceMemoryWatch | None = None
+        self._stillness: StillnessWatch | None = None
         self._head_start = _thread.allocate_lock()
         self._head_start.acquire()
 
@@ -212,9 +214,10 @@ class Server:
                     told = True
                     self._channel.send(events.Interrupted())
                 self._obey(command)
-                held = self._memory.news() if self._memory is not None else None
-                if held is not None:
-                    self._channel.send(held)
+                for watch in (self._memory, self._stillness):
+                    news = watch.news() if watch is not None else None
+                    if news is not None:
+                        self._channel.send(news)
             except ChannelClosedError:
                 _end_group()
             except Exception:  # noqa: BLE001 - whatever it was, who listens no more can be neither asked nor let go
@@ -230,6 +233,7 @@ class Server:
     def _obey(self, command: events.Command | None) -> None:
         if isinstance(command, events.Run):
             self._memory = DeviceMemoryWatch(command.world.device, command.world.local_rank)
+            self._stillness = StillnessWatch(self._main_thread)
             if command.store is not None:
                 rendezvous.serve_when_asked(command.world, command.store.detach())
         elif isinstance(command, events.AskWhere):

@@ -7,8 +7,8 @@ import signal
 
 import pytest
 
-from notebook_launcher.core.errors import EngineError, PeerError, RunTimeoutError, WorkerError
-from notebook_launcher.core.events import Where
+from notebook_launcher.core.errors import DeadlockError, EngineError, PeerError, RunTimeoutError, WorkerError
+from notebook_launcher.core.events import Pending, Where
 from notebook_launcher.launcher import outcome
 from notebook_launcher.launcher.state import Act, RunState
 from notebook_launcher.worker import failure
@@ -328,3 +328,23 @@ def test_a_rank_that_nccls_watchdog_ended_says_what_it_waited_for():
     assert "preflight" in text
     assert "NCCL_P2P_DISABLE" in text
     assert outcome.nccl_timeout("Watchdog caught nothing") == ""
+
+
+def test_ranks_that_wait_for_each_other_are_named_with_their_calls_and_lines():
+    made = state(3)
+    made.locked = {
+        0: Pending("0", 13, "all_reduce", "Long (2)", (), (0, 1, 2), {}, is_whole=True),
+        2: Pending("1", 4, "barrier", "", (), (1, 2), {}, is_whole=True),
+    }
+    made.ranks[0].where = Where("all_reduce", "line 17 of train: return accelerator.reduce(x)", "")
+    error = outcome.deadlock_error(made)
+    assert type(error) is DeadlockError
+    assert isinstance(error, RuntimeError)
+    first, *lines, cure = str(error).splitlines()
+    assert first == "ranks 0, 2 wait for each other in different collectives, which would be for ever:"
+    assert lines == [
+        "  rank 0: all_reduce number 13 of Long (2), line 17 of train: return accelerator.reduce(x)",
+        "  rank 2: barrier number 4 among ranks (1, 2)",
+    ]
+    assert cure.startswith("Every rank must make the same calls in the same order")
+    assert "accelerator.check_trigger() on all, in each round" in cure

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from notebook_launcher.core.events import Failed, Where
+from notebook_launcher.core.events import Failed, Pending, Where
 from notebook_launcher.launcher.state import (
     ANSWER_S,
     FAILURE_GRACE_S,
@@ -16,6 +16,7 @@ from notebook_launcher.launcher.state import (
     PATIENCE_S,
     RELEASE_S,
     SETTLE_S,
+    STANDING_S,
     Act,
     Action,
     Phase,
@@ -302,3 +303,64 @@ def test_signals_of_the_ladder():
         signal.SIGTERM,
         signal.SIGKILL,
     ]
+
+
+# --- ranks that wait for each other -----------------------------------------------------------------------------------
+
+
+def stands(name, number=3):
+    return Pending("0", number, name, "Float (2)", (("Float", 2),), (0, 1), {"0": number}, is_whole=True)
+
+
+def locked(**options):
+    """Rank 0 stands since 1.0, rank 1 since 2.0, in different calls."""
+    state = running(2, **options)
+    state.waits(0, stands("all_reduce"), 1.0)
+    state.waits(1, stands("all_gather"), 2.0)
+    return state
+
+
+def test_ranks_that_have_waited_for_each_other_for_a_while_are_stopped_by_the_ladder():
+    state = locked()
+    assert state.tick(1.9 + STANDING_S) == []
+    assert acts(state.tick(2.0 + STANDING_S)) == [(Act.ASK_WHERE, 0), (Act.ASK_WHERE, 1)]
+    assert state.status == "stopping"
+    answer(state, 0, 1)
+    now_s = 2.0 + STANDING_S + ANSWER_S
+    assert acts(state.tick(now_s)) == [(Act.INTERRUPT, 0), (Act.INTERRUPT, 1)]
+    assert acts(state.tick(now_s + HEAR_S)) == [(Act.TERMINATE, 0), (Act.TERMINATE, 1)]
+    for rank in (0, 1):
+        state.exited(rank, -signal.SIGTERM, now_s + HEAR_S)
+    assert state.status == "failed"
+    assert (state.cause, list(state.locked)) == (None, [0, 1])
+
+
+def test_one_that_has_gone_on_meanwhile_is_not_held_for_waiting():
+    state = locked()
+    state.waits(1, None, 3.0)
+    assert state.tick(100.0) == []
+    state.waits(1, stands("all_gather", 4), 100.0)
+    state.waits(1, stands("all_gather", 3), 101.0)  # another: its time begins anew
+    assert state.tick(100.5 + STANDING_S) == []
+    assert state.tick(101.0 + STANDING_S) != []
+
+
+def test_the_same_collective_told_again_waits_since_the_first_time():
+    state = locked()
+    state.waits(1, stands("all_gather"), 9.0)
+    assert state.tick(2.0 + STANDING_S) != []
+
+
+def test_a_run_that_is_being_stopped_stays_so():
+    state = locked()
+    state.stop(3.0)
+    state.tick(4.0 + STANDING_S)
+    assert state.locked == {}
+    assert state.reason == "stop"
+
+
+def test_who_has_ended_waits_no_more():
+    state = locked()
+    state.returned(0, 3.0)
+    assert state.tick(2.0 + STANDING_S) == [Action(Act.RELEASE, 0)]
+    assert state.locked == {}

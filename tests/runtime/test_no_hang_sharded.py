@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib.util
+import threading
 
 import pytest
 import torch
@@ -12,9 +13,11 @@ from notebook_launcher import (
     Accelerator,
     ConfigError,
     DataLoaderConfiguration,
+    DeadlockError,
     DeepSpeedPlugin,
     FullyShardedDataParallelPlugin,
 )
+from notebook_launcher.launcher.state import STANDING_S
 
 pytestmark = pytest.mark.slow  # a single test may be quick, the file as a whole is not
 
@@ -134,6 +137,56 @@ def left_early(kind):
 def test_a_rank_that_has_returned_is_named_where_others_go_on(kind, on_ranks):
     with pytest.raises(RuntimeError, match="rank 1 of 2 waited for rank 0, which had returned: every rank must make"):
         on_ranks(left_early, kind)
+
+
+RECORDED = pytest.mark.skipif(
+    not hasattr(torch._C._distributed_c10d, "_dump_fr_trace_json"), reason="this torch records no collectives of gloo"
+)
+
+
+@RECORDED
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_loop_that_one_rank_leaves_for_another_collective_ends_with_both_calls(kind, on_ranks):
+    with pytest.raises(DeadlockError) as caught:
+        on_ranks(generated, kind, "apart")
+    first, zero, one, cure = str(caught.value).splitlines()
+    assert first == "ranks 0, 1 wait for each other in different collectives, which would be for ever:"
+    assert zero.startswith("  rank 0: all_reduce number ")
+    assert "of generated: return num_forwards, accelerator.reduce(torch.ones(1)).item()" in zero
+    assert one.startswith("  rank 1: all_gather number ")
+    assert "of generated: " in one
+    assert "accelerator.set_trigger()" in cure
+
+
+def with_a_subgroup():
+    """Rank 0 goes to its pair first, rank 1 to all: neither comes to where the other is."""
+    accelerator = Accelerator(cpu=True)
+    pair = torch.distributed.new_group([0, 1])
+    accelerator.wait_for_everyone()
+    if accelerator.process_index == 0:
+        torch.distributed.all_reduce(torch.ones(3), group=pair)
+    torch.distributed.all_reduce(torch.ones(3))
+
+
+@RECORDED
+def test_ranks_in_different_process_groups_are_named_with_both(on_ranks):
+    with pytest.raises(DeadlockError) as caught:
+        on_ranks(with_a_subgroup)
+    _, zero, one, _ = str(caught.value).splitlines()
+    assert "torch.distributed.all_reduce(torch.ones(3), group=pair)" in zero
+    assert "torch.distributed.all_reduce(torch.ones(3))" in one
+
+
+def late_by_more_than_the_limit():
+    accelerator = Accelerator(cpu=True)
+    if accelerator.process_index == 0:
+        threading.Event().wait(STANDING_S + 4)
+    return accelerator.reduce(torch.ones(1)).item()
+
+
+@RECORDED
+def test_a_rank_that_only_comes_late_is_waited_for(on_ranks):
+    assert on_ranks(late_by_more_than_the_limit) == [2.0, 2.0]
 
 
 @pytest.mark.parametrize("kind", KINDS)

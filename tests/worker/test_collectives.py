@@ -55,6 +55,60 @@ def _install(monkeypatch, **dumps):
     monkeypatch.setitem(sys.modules, BINDINGS, made)
 
 
+def _group_of_two(monkeypatch):
+    group = object()
+    world = types.SimpleNamespace(pg_names={group: "7"}, pg_group_ranks={group: {4: 0, 5: 1}})
+    module = types.SimpleNamespace(_world=world)
+    monkeypatch.setitem(sys.modules, "torch.distributed.distributed_c10d", module)
+
+
+def of(group, number, *, made, state="scheduled", **more):
+    return entry("gloo:all_reduce", state, number=number, made=made, process_group=[group, ""], pg_id=group, **more)
+
+
+def status(**groups):
+    return {
+        name: {"last_enqueued_collective": str(begun), "last_completed_collective": str(done)}
+        for name, (begun, done) in groups.items()
+    }
+
+
+def test_how_many_are_begun_and_done_by_group(monkeypatch):
+    _install(monkeypatch, _dump_fr_trace_json={"pg_status": {**status(a=(13, 12), b=(6, 6)), "c": {}}})
+    assert collectives.num_begun() == {"0/a": (13, 12), "0/b": (6, 6), "0/c": (0, 0)}
+    _install(monkeypatch, _dump_fr_trace_json=b"not JSON")
+    assert collectives.num_begun() == {}
+
+
+def test_the_oldest_that_is_not_done_is_what_a_rank_waits_for(monkeypatch):
+    entries = [
+        of("0", 1, made=1, retired=True),
+        of("7", 2, made=3),
+        of("7", 3, made=4),
+        of("0", 2, made=5, state="completed"),
+        of("0", 9, made=2, is_p2p=True),
+    ]
+    _install(monkeypatch, _dump_fr_trace_json={"entries": entries, "pg_status": status(x=(3, 1), y=(2, 2))})
+    _group_of_two(monkeypatch)
+    found = collectives.pending()
+    assert (found.group, found.number, found.name, found.inputs) == ("7", 2, "all_reduce", "BFloat16 (64, 10)")
+    assert (found.sizes, found.members) == ((("BFloat16", 640),), (4, 5))
+    assert (found.reached, found.is_whole) == ({"0": 2, "7": 3}, True)
+
+
+def test_where_a_groups_collectives_are_no_longer_kept_nobody_says_that_there_were_none(monkeypatch):
+    record = {"entries": [of("7", 2, made=1)], "pg_status": status(x=(2, 1), y=(900, 900))}
+    _install(monkeypatch, _dump_fr_trace_json=record)
+    assert not collectives.pending().is_whole
+
+
+def test_nothing_is_waited_for_where_all_is_done_or_nothing_recorded(monkeypatch):
+    _install(monkeypatch, _dump_fr_trace_json={"entries": [of("0", 1, made=1, retired=True)]})
+    assert collectives.pending() is None
+    _install(monkeypatch)
+    assert collectives.pending() is None
+
+
 def test_the_latest_of_both_records_is_told(monkeypatch):
     nccl = {"entries": [entry(number=1), entry("nccl:broadcast", number=2, made=5)]}
     _install(monkeypatch, _dump_nccl_trace_json=nccl, _dump_fr_trace_json={"entries": [entry("gloo:barrier", made=3)]})
