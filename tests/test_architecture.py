@@ -167,10 +167,14 @@ def test_no_import_cycle():
 
 
 def _loaded_after(statements: str) -> set[str]:
+    return {name.split(".")[0] for name in _modules_after(statements)}
+
+
+def _modules_after(statements: str) -> set[str]:
     code = f"{statements}\nimport sys\nprint(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
-    return {name.split(".")[0] for name in done.stdout.split()}
+    return set(done.stdout.split())
 
 
 def test_importing_the_package_loads_nothing_heavy():
@@ -182,6 +186,12 @@ def test_importing_the_kernel_side_loads_no_torch():
     kernel_side = [name for name in MODULES if room(name) not in TORCH_ROOMS and name not in TORCH_MODULES]
     kernel_side = [name for name in kernel_side if not name.endswith("__main__")]
     assert "torch" not in _loaded_after("\n".join(f"import {name}" for name in kernel_side))
+
+
+def test_importing_the_accelerator_loads_nothing_of_torchs_that_takes_a_second():
+    """In a cell or a script nothing has been loaded ahead, as the fork server has it for a launch."""
+    slow = {"torch.distributed.tensor", "torch._dynamo", "torch._inductor", "sympy", "tensorboard", "deepspeed"}
+    assert not _modules_after(f"import torch\nfrom {PACKAGE} import Accelerator") & slow
 
 
 # --- sizes and names ------------------------------------------------------------------------------------------------

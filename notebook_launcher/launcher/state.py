@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 SETTLE_S = 0.3  # after the first failure, how long an earlier one may still come in before the cause is named
 ANSWER_S = 0.05  # how long ranks have at least to say where they are, before an interrupt takes them elsewhere
 STANDING_S = 8.0  # how long ranks have been known to wait for each other before it is said that it is for ever
-PATIENCE_S = {"stop": 0.3, "failure": 1.0, "timeout": 1.0, "deadlock": 1.0}  # and at most: on a busy machine an answer takes its time
+# And at most: on a busy machine an answer takes its time.
+PATIENCE_S = {"stop": 0.3, "failure": 1.0, "timeout": 1.0, "deadlock": 1.0}
 HEAR_S = 0.8  # after an interrupt, how long a rank that does not hear it (it is in a collective) is left alone
 FAILURE_GRACE_S = 2.0  # after another rank's failure, how long one that heard the interrupt may clean up
 KILL_S = 0.5  # from terminate to kill

@@ -17,12 +17,11 @@ import itertools
 import json
 import math
 import re
-from typing import TYPE_CHECKING, Any
+import sys
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import safetensors
 import torch
-from torch.distributed.tensor import DTensor, Replicate
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from notebook_launcher.core.errors import CheckpointError, ConfigError
 from notebook_launcher.runtime import gather, models, storage, weights
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from torch import nn
+    from torch.distributed.tensor import DTensor
 
     Modules = Mapping[str, nn.Module]  # by the names of their files
     Optimizers = Mapping[str, torch.optim.Optimizer]
@@ -40,23 +40,33 @@ Place = tuple[slice, ...]
 _PARTS = "parts"
 
 
+def is_spread(value: object) -> TypeGuard[DTensor]:
+    """Whether ranks have parts of it. Torch's module takes a second to load: whoever has spread a tensor has done so."""
+    loaded = sys.modules.get("torch.distributed.tensor")
+    return loaded is not None and isinstance(value, loaded.DTensor)
+
+
 def local(tensor: torch.Tensor) -> torch.Tensor:
     """This rank's part, sharing its memory."""
-    return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
+    return (tensor.to_local() if is_spread(tensor) else tensor).detach()
 
 
 def place(tensor: torch.Tensor) -> Place:
     """Where in the whole tensor this rank's part lies."""
-    if not isinstance(tensor, DTensor):
+    if not is_spread(tensor):
         return tuple(slice(0, size) for size in tensor.shape)
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
     shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
     return tuple(slice(start, start + size) for start, size in zip(offset, shape, strict=True))
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
     """The whole of ``tensor`` on the CPU, or where it is if it is whole already. All ranks of its mesh call it."""
-    if not isinstance(tensor, DTensor):
+    if not is_spread(tensor):
         return tensor
+    from torch.distributed.tensor import Replicate
+
     # Offloaded parts are on the CPU, where the group of a GPU's processes can't gather.
     moved = _spread(local(tensor), tensor, tensor.device_mesh.device_type)
     for dim in range(moved.device_mesh.ndim):  # at once, torch warns where "tp" has split what another dim splits too
@@ -72,12 +82,14 @@ def is_elsewhere(value: Any) -> bool:
 
 def like(own: torch.Tensor, value: Any) -> Any:
     """``value``, whole, spread as ``own`` is; as it is where it is no tensor of that shape."""
-    if not isinstance(own, DTensor) or not isinstance(value, torch.Tensor) or value.shape != own.shape:
+    if not is_spread(own) or not isinstance(value, torch.Tensor) or value.shape != own.shape:
         return value
     return _spread(value[place(own)].clone(), own)
 
 
 def _spread(part: torch.Tensor, own: DTensor, device: str | None = None) -> DTensor:
+    from torch.distributed.tensor import DTensor
+
     part = part.to(device or own.to_local().device)
     return DTensor.from_local(
         part, own.device_mesh, own.placements, run_check=False, shape=own.shape, stride=own.stride()
@@ -169,7 +181,7 @@ def write(draft: storage.Draft, name: str, rank: int, tensors: Mapping[str, torc
     """This rank's parts of ``tensors``, and ``with_whole`` those that are whole; replicas leave it to the first."""
     own = {key: tensor for key, tensor in tensors.items() if _is_written(tensor, with_whole=with_whole)}
     parts, aliases = weights.untied({key: local(tensor) for key, tensor in own.items()})
-    parts = {key: part for key, part in parts.items() if part.numel() or not isinstance(own[key], DTensor)}
+    parts = {key: part for key, part in parts.items() if part.numel() or not is_spread(own[key])}
     told = {key: [list(own[key].shape), [one.start for one in place(own[key])]] for key in parts}
     if parts:
         aliases = {key: kept for key, kept in aliases.items() if kept in parts}
@@ -204,7 +216,7 @@ def _flat(groups: list[dict[str, Any]]) -> list[Any]:
 
 
 def _is_written(tensor: Any, *, with_whole: bool) -> bool:
-    if not isinstance(tensor, DTensor):
+    if not is_spread(tensor):
         return with_whole and not is_elsewhere(tensor)
     mesh, names = tensor.device_mesh, tensor.device_mesh.mesh_dim_names or ()
     root = mesh._get_root_mesh()  # noqa: SLF001 - ranks of the dim "tp" have copies of what isn't spread over it
@@ -326,7 +338,7 @@ def _taken(saved: Any, own: Any) -> Any:
     """The part that this rank has of ``own``, spread as that is; all where it isn't spread."""
     if not isinstance(saved, Saved):
         return like(own, saved)
-    return _spread(saved.read(place(own)), own) if isinstance(own, DTensor) else saved.read()
+    return _spread(saved.read(place(own)), own) if is_spread(own) else saved.read()
 
 
 def _read_places(path: Path, found: dict[str, Saved]) -> dict[str, str]:

@@ -42,8 +42,8 @@ def num_begun() -> dict[str, tuple[int, int]]:
     found = {}
     for number, record in enumerate(_records(whole=False)):
         for group, status in record.get("pg_status", {}).items():
-            begun, done = int(status.get("last_enqueued_collective", 0)), int(status.get("last_completed_collective", 0))
-            found[f"{number}/{group}"] = (begun, done)
+            begun, done = (status.get(f"last_{what}_collective", 0) for what in ("enqueued", "completed"))
+            found[f"{number}/{group}"] = (int(begun), int(done))
     return found
 
 
