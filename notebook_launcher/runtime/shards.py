@@ -41,7 +41,7 @@ _PARTS = "parts"
 
 
 def is_spread(value: object) -> TypeGuard[DTensor]:
-    """Whether ranks have parts of it. Torch's module takes a second to load: whoever has spread a tensor has done so."""
+    """Whether ranks have parts of it. Torch's module takes a second to load: who has spread a tensor has done so."""
     loaded = sys.modules.get("torch.distributed.tensor")
     return loaded is not None and isinstance(value, loaded.DTensor)
 
