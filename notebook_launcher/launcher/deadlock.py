@@ -37,8 +37,11 @@ def locked(waiting: Mapping[int, Pending]) -> tuple[int, ...]:
 
 
 def _differ(one: Pending, other: Pending) -> bool:
-    """Whether two ranks are in the same collective of a group by number, and in different ones by what they call."""
-    if (one.group, one.number) != (other.group, other.number):
+    """Whether two ranks are in the same collective of a group by number, and in different ones by what they call.
+
+    Groups that only their own ranks have made may have the same name and other ranks.
+    """
+    if not one.members or (one.group, one.number, one.members) != (other.group, other.number, other.members):
         return False
     return one.name != other.name or (one.name in _SAME_SIZES and one.sizes != other.sizes)
 

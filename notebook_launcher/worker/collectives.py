@@ -50,12 +50,16 @@ def num_begun() -> dict[str, tuple[int, int]]:
 def pending() -> Pending | None:
     """The collective that this rank has waited for longest; None where it waits for none, or torch keeps no record."""
     entries = [entry for record in _records() for entry in record.get("entries", ()) if not entry.get("is_p2p")]
-    waiting = [entry for entry in entries if not entry.get("retired") and entry.get("state") != "completed"]
+    newest: dict[str, int] = {}  # a group may have the name of one that was destroyed, whose calls may never be done
+    for entry in entries:
+        newest[_group(entry)] = max(newest.get(_group(entry), 0), entry.get("pg_id", 0))
+    present = [entry for entry in entries if entry.get("pg_id", 0) == newest[_group(entry)]]
+    waiting = [entry for entry in present if not entry.get("retired") and entry.get("state") != "completed"]
     if not waiting:
         return None
     oldest = min(waiting, key=_made)
     reached: dict[str, int] = {}
-    for entry in entries:
+    for entry in present:
         name = _group(entry)
         reached[name] = max(reached.get(name, 0), entry.get("collective_seq_id", 0))
     groups = {entry.get("pg_id") for entry in entries}

@@ -37,6 +37,12 @@ def test_a_sum_of_tensors_that_differ_never_ends(other):
     assert locked({0: stands("0", 7), 1: stands("0", 7, sizes=other)}) == (0, 1)
 
 
+def test_two_groups_of_one_name_are_not_one():
+    waiting = {0: stands("7", 3, members=(0, 1)), 1: stands("7", 3, members=(0, 1))}
+    waiting |= {2: stands("7", 3, "barrier", members=(2, 3)), 3: stands("7", 3, "barrier", members=(2, 3))}
+    assert locked(waiting) == ()
+
+
 def test_what_each_gives_may_differ_in_size_elsewhere():
     both = {rank: stands("0", 7, "all_to_all", sizes=(("Float", rank),)) for rank in ALL}
     assert locked(both) == ()
@@ -78,3 +84,4 @@ def test_a_rank_whose_record_is_not_whole_is_given_the_benefit_of_the_doubt():
 
 def test_a_group_whose_members_nobody_knows_is_waited_for_by_nobody():
     assert locked({0: stands("a", 1, members=()), 1: stands("b", 1, members=())}) == ()
+    assert locked({0: stands("a", 1, members=()), 1: stands("a", 1, "barrier", members=())}) == ()

@@ -175,6 +175,10 @@ def test_ranks_in_different_process_groups_are_named_with_both(on_ranks):
     _, zero, one, _ = str(caught.value).splitlines()
     assert "torch.distributed.all_reduce(torch.ones(3), group=pair)" in zero
     assert "torch.distributed.all_reduce(torch.ones(3))" in one
+    assert caught.value.run.status == "failed"
+    assert "s: ranks 0, 1 wait for each other in different collectives, which would be for ever" in repr(
+        caught.value.run
+    )
 
 
 def late_by_more_than_the_limit():

@@ -62,8 +62,9 @@ def _group_of_two(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.distributed.distributed_c10d", module)
 
 
-def of(group, number, *, made, state="scheduled", **more):
-    return entry("gloo:all_reduce", state, number=number, made=made, process_group=[group, ""], pg_id=group, **more)
+def of(group, number, *, made, state="scheduled", pg_id=None, **more):
+    pg_id = int(group) if pg_id is None else pg_id
+    return entry("gloo:all_reduce", state, number=number, made=made, process_group=[group, ""], pg_id=pg_id, **more)
 
 
 def status(**groups):
@@ -94,6 +95,16 @@ def test_the_oldest_that_is_not_done_is_what_a_rank_waits_for(monkeypatch):
     assert (found.group, found.number, found.name, found.inputs) == ("7", 2, "all_reduce", "BFloat16 (64, 10)")
     assert (found.sizes, found.members) == ((("BFloat16", 640),), (4, 5))
     assert (found.reached, found.is_whole) == ({"0": 2, "7": 3}, True)
+
+
+def test_what_a_group_that_was_destroyed_has_left_is_waited_for_by_nobody(monkeypatch):
+    entries = [of("7", 5, made=1, pg_id=2), of("7", 1, made=2, pg_id=3, retired=True)]
+    _group_of_two(monkeypatch)
+    _install(monkeypatch, _dump_fr_trace_json={"entries": entries})
+    assert collectives.pending() is None
+    entries.append(of("7", 2, made=3, pg_id=3))
+    _install(monkeypatch, _dump_fr_trace_json={"entries": entries})
+    assert (collectives.pending().number, collectives.pending().reached) == (2, {"7": 2})
 
 
 def test_where_a_groups_collectives_are_no_longer_kept_nobody_says_that_there_were_none(monkeypatch):
