@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from notebook_launcher.core.events import Pending
 
 _SAME_SIZES = ("all_reduce", "broadcast", "reduce")  # in which each rank's tensors have as many elements
+_ONE_WAY = ("broadcast", "reduce", "gather", "scatter")  # in which a rank need not wait for all
 
 
 def locked(waiting: Mapping[int, Pending]) -> tuple[int, ...]:
@@ -43,10 +44,17 @@ def _differ(one: Pending, other: Pending) -> bool:
     """
     if not one.members or (one.group, one.number, one.members) != (other.group, other.number, other.members):
         return False
-    return one.name != other.name or (one.name in _SAME_SIZES and one.sizes != other.sizes)
+    return one.name != other.name or (one.name in _SAME_SIZES and _lengths(one) != _lengths(other))
+
+
+def _lengths(one: Pending) -> list[object]:
+    """What the tensors of a call must have in common: a broadcast only moves bytes."""
+    return [size if one.name == "broadcast" else (dtype, size) for dtype, size in one.sizes]
 
 
 def _misses(one: Pending, other: int, waiting: Mapping[int, Pending]) -> bool:
     """Whether ``one`` can't go on before rank ``other`` comes, which has certainly not come."""
+    if one.name in _ONE_WAY:
+        return False
     its = waiting[other]
     return other in one.members and its.reached.get(one.group, 0 if its.is_whole else one.number) < one.number

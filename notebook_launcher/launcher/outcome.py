@@ -205,7 +205,7 @@ def timeout_error(state: RunState, timeout_s: float) -> RunTimeoutError:
 
 def deadlock(state: RunState) -> str:
     """In one sentence, who waits for whom."""
-    return f"{_ranks(list(state.locked))} wait for each other in different collectives, which would be for ever"
+    return f"{_ranks(list(state.locked))} wait for each other in different calls, which would be for ever"
 
 
 def deadlock_error(state: RunState) -> DeadlockError:

@@ -124,6 +124,8 @@ class RunState:
         """The rank stands still in a collective, or goes on."""
         state = self.ranks[rank]
         before = state.pending
+        if pending is None:
+            self._dissolve(rank)
         if pending is None or before is None or (pending.group, pending.number) != (before.group, before.number):
             state.pending_s = now_s
         state.pending = pending
@@ -199,6 +201,7 @@ class RunState:
     def _end(self, rank: int, phase: Phase, now_s: float) -> list[Action]:
         state = self.ranks[rank]
         state.phase, state.ended_s = phase, now_s
+        self._dissolve(rank)
         # Whom the ladder has reached ends by it, and explains nothing.
         if phase is not Phase.RETURNED and self.reason in ("", "failure") and state.sent is None:
             first = self.reason == ""
@@ -230,7 +233,7 @@ class RunState:
         if self._interrupted_s is None:
             return self._ask_or_interrupt(running, now_s)
         passed_s = now_s - self._interrupted_s
-        grace_s = FAILURE_GRACE_S if self.reason == "failure" else self._grace_s
+        grace_s = FAILURE_GRACE_S if self.reason in ("failure", "deadlock") else self._grace_s
         actions = []
         for rank in running:
             state = self.ranks[rank]
@@ -284,6 +287,13 @@ class RunState:
         }
         self.locked = {rank: standing[rank] for rank in deadlock.locked(standing)}
         return self._begin_ladder("deadlock", now_s) if self.locked else []
+
+    def _dissolve(self, rank: int) -> None:
+        """The rank goes on by itself, nobody having been interrupted yet: so it was no deadlock."""
+        if self._interrupted_s is None and rank in self.locked:
+            self.locked, self.reason, self._asked_again = {}, "", False
+            for state in self.ranks:
+                state.where = None
 
     def _release(self, now_s: float) -> list[Action]:
         """Let ranks that finished some time ago close their connections, while others go on."""

@@ -47,26 +47,50 @@ def num_begun() -> dict[str, tuple[int, int]]:
     return found
 
 
-def pending() -> Pending | None:
-    """The collective that this rank has waited for longest; None where it waits for none, or torch keeps no record."""
+def pending(thread: int, rank: int, world_size: int) -> Pending | None:
+    """The collective that ``thread`` has waited for longest, for a process group of gloo's.
+
+    None where the newest that it began is done, where torch keeps no record, and where the default process group is
+    another than that of this launch's ``rank`` and ``world_size``: its ranks would have other numbers.
+    """
+    world: Any = getattr(sys.modules.get("torch.distributed.distributed_c10d"), "_world", None)
+    default = getattr(world, "default_pg", None)
+    if default is None or (default.rank(), default.size()) != (rank, world_size):
+        return None
+    members = {str(name): tuple(world.pg_group_ranks.get(group, ())) for group, name in list(world.pg_names.items())}
     entries = [entry for record in _records() for entry in record.get("entries", ()) if not entry.get("is_p2p")]
-    newest: dict[str, int] = {}  # a group may have the name of one that was destroyed, whose calls may never be done
-    for entry in entries:
-        newest[_group(entry)] = max(newest.get(_group(entry), 0), entry.get("pg_id", 0))
-    present = [entry for entry in entries if entry.get("pg_id", 0) == newest[_group(entry)]]
-    waiting = [entry for entry in present if not entry.get("retired") and entry.get("state") != "completed"]
-    if not waiting:
+    present = _of_present_groups([entry for entry in entries if _group(entry) in members])
+    own = [entry for entry in present if _is_of(thread, entry)]
+    waiting = [entry for entry in own if not _is_done(entry)]
+    if not waiting or _is_done(max(own, key=_made)):
         return None
     oldest = min(waiting, key=_made)
     reached: dict[str, int] = {}
     for entry in present:
-        name = _group(entry)
-        reached[name] = max(reached.get(name, 0), entry.get("collective_seq_id", 0))
+        reached[_group(entry)] = max(reached.get(_group(entry), 0), entry.get("collective_seq_id", 0))
     groups = {entry.get("pg_id") for entry in entries}
     is_whole = len(groups) >= len(num_begun())  # else a group's collectives may be so long ago that none is kept
     name, group = str(oldest.get("profiling_name", "")).partition(":")[2], _group(oldest)
-    number, members = oldest.get("collective_seq_id", 0), _members(group)
-    return Pending(group, number, name, _inputs(oldest), _sizes(oldest), members, reached, is_whole)
+    number = oldest.get("collective_seq_id", 0)
+    return Pending(group, number, name, _inputs(oldest), _sizes(oldest), members[group], reached, is_whole)
+
+
+def _of_present_groups(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Without those of a group that was destroyed, whose name a later one has: its calls may never be done."""
+    newest: dict[str, int] = {}
+    for entry in entries:
+        newest[_group(entry)] = max(newest.get(_group(entry), 0), entry.get("pg_id", 0))
+    return [entry for entry in entries if entry.get("pg_id", 0) == newest[_group(entry)]]
+
+
+def _is_of(thread: int, entry: dict[str, Any]) -> bool:
+    """Whether ``thread`` began it, or autograd for it: a checkpoint's thread, for one, waits for itself."""
+    began = entry.get("thread_id")
+    return began is None or str(began) == str(thread) or str(entry.get("thread_name", "")).startswith("pt_autograd")
+
+
+def _is_done(entry: dict[str, Any]) -> bool:
+    return bool(entry.get("retired")) or entry.get("state") == "completed"
 
 
 def _records(*, whole: bool = True) -> Iterator[dict[str, Any]]:
@@ -88,13 +112,6 @@ def _made(entry: dict[str, Any]) -> int:
 
 def _group(entry: dict[str, Any]) -> str:
     return str((entry.get("process_group") or [""])[0])
-
-
-def _members(group: str) -> tuple[int, ...]:
-    """The ranks of that process group; () where torch does not say."""
-    world: Any = getattr(sys.modules.get("torch.distributed.distributed_c10d"), "_world", None)
-    names = getattr(world, "pg_names", {})
-    return next((tuple(world.pg_group_ranks[one]) for one, name in list(names.items()) if name == group), ())
 
 
 def _sizes(entry: dict[str, Any]) -> tuple[tuple[str, int], ...]:

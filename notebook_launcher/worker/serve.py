@@ -233,7 +233,7 @@ class Server:
     def _obey(self, command: events.Command | None) -> None:
         if isinstance(command, events.Run):
             self._memory = DeviceMemoryWatch(command.world.device, command.world.local_rank)
-            self._stillness = StillnessWatch(self._main_thread)
+            self._stillness = StillnessWatch(self._main_thread, command.world)
             if command.store is not None:
                 rendezvous.serve_when_asked(command.world, command.store.detach())
         elif isinstance(command, events.AskWhere):

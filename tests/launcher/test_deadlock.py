@@ -37,6 +37,19 @@ def test_a_sum_of_tensors_that_differ_never_ends(other):
     assert locked({0: stands("0", 7), 1: stands("0", 7, sizes=other)}) == (0, 1)
 
 
+def test_a_broadcast_moves_bytes_of_whatever_dtype():
+    both = {0: stands("0", 7, "broadcast", sizes=(("Bool", 6),)), 1: stands("0", 7, "broadcast", sizes=(("Byte", 6),))}
+    assert locked(both) == ()
+    assert locked(both | {1: stands("0", 7, "broadcast", sizes=(("Byte", 7),))}) == (0, 1)
+
+
+@pytest.mark.parametrize("name", ["broadcast", "reduce", "gather", "scatter"])
+def test_in_a_call_that_goes_one_way_a_rank_may_not_need_the_other(name):
+    """Rank 1 waits for what rank 0 will send, rank 2 for rank 1; that rank 2 is not there yet holds up nobody."""
+    waiting = {1: stands("0", 5, name), 2: stands("h", 3, members=(1, 2))}
+    assert locked(waiting) == ()
+
+
 def test_two_groups_of_one_name_are_not_one():
     waiting = {0: stands("7", 3, members=(0, 1)), 1: stands("7", 3, members=(0, 1))}
     waiting |= {2: stands("7", 3, "barrier", members=(2, 3)), 3: stands("7", 3, "barrier", members=(2, 3))}

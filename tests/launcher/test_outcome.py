@@ -341,7 +341,7 @@ def test_ranks_that_wait_for_each_other_are_named_with_their_calls_and_lines():
     assert type(error) is DeadlockError
     assert isinstance(error, RuntimeError)
     first, *lines, cure = str(error).splitlines()
-    assert first == "ranks 0, 2 wait for each other in different collectives, which would be for ever:"
+    assert first == "ranks 0, 2 wait for each other in different calls, which would be for ever:"
     assert lines == [
         "  rank 0: all_reduce number 13 of Long (2), line 17 of train: return accelerator.reduce(x)",
         "  rank 2: barrier number 4 among ranks (1, 2)",

@@ -364,3 +364,49 @@ def test_who_has_ended_waits_no_more():
     state.returned(0, 3.0)
     assert state.tick(2.0 + STANDING_S) == [Action(Act.RELEASE, 0)]
     assert state.locked == {}
+
+
+def test_one_that_comes_out_of_it_before_it_is_interrupted_was_in_no_deadlock():
+    state = locked()
+    now_s = 2.0 + STANDING_S
+    state.tick(now_s)
+    answer(state, 0, 1)
+    state.waits(1, None, now_s + ANSWER_S / 2)
+    assert (state.status, state.locked, state.ranks[0].where) == ("running", {}, None)
+    assert state.tick(now_s + 1.0) == []
+    state.returned(0, now_s + 2.0)
+    state.returned(1, now_s + 2.0)
+    for rank in (0, 1):
+        state.exited(rank, 0, now_s + 2.1)
+    assert state.status == "finished"
+
+
+def test_an_error_of_its_own_just_then_is_the_cause():
+    state = locked()
+    now_s = 2.0 + STANDING_S
+    state.tick(now_s)
+    assert acts(state.raised(0, failed(), now_s + 0.01)) == [(Act.ASK_WHERE, 1)]
+    assert (state.reason, state.cause, state.locked) == ("failure", 0, {})
+
+
+def test_all_returning_just_then_is_a_run_that_finished():
+    state = locked()
+    now_s = 2.0 + STANDING_S
+    state.tick(now_s)
+    state.returned(0, now_s + 0.01)
+    assert acts(state.returned(1, now_s + 0.02)) == [(Act.LEAVE, 0), (Act.LEAVE, 1)]
+    for rank in (0, 1):
+        state.exited(rank, 0, now_s + 0.1)
+    assert (state.status, state.locked) == ("finished", {})
+
+
+def test_in_a_deadlock_a_rank_that_hears_the_interrupt_has_the_grace_of_a_failure():
+    state = locked(stop_grace_s=60.0)
+    now_s = 2.0 + STANDING_S
+    state.tick(now_s)
+    answer(state, 0, 1)
+    now_s += ANSWER_S
+    state.tick(now_s)
+    state.heard(0)
+    state.tick(now_s + HEAR_S)
+    assert acts(state.tick(now_s + FAILURE_GRACE_S))[0] == (Act.TERMINATE, 0)

@@ -150,7 +150,7 @@ def test_a_loop_that_one_rank_leaves_for_another_collective_ends_with_both_calls
     with pytest.raises(DeadlockError) as caught:
         on_ranks(generated, kind, "apart")
     first, zero, one, cure = str(caught.value).splitlines()
-    assert first == "ranks 0, 1 wait for each other in different collectives, which would be for ever:"
+    assert first == "ranks 0, 1 wait for each other in different calls, which would be for ever:"
     assert zero.startswith("  rank 0: all_reduce number ")
     assert "of generated: return num_forwards, accelerator.reduce(torch.ones(1)).item()" in zero
     assert one.startswith("  rank 1: all_gather number ")
@@ -176,9 +176,7 @@ def test_ranks_in_different_process_groups_are_named_with_both(on_ranks):
     assert "torch.distributed.all_reduce(torch.ones(3), group=pair)" in zero
     assert "torch.distributed.all_reduce(torch.ones(3))" in one
     assert caught.value.run.status == "failed"
-    assert "s: ranks 0, 1 wait for each other in different collectives, which would be for ever" in repr(
-        caught.value.run
-    )
+    assert "s: ranks 0, 1 wait for each other in different calls, which would be for ever" in repr(caught.value.run)
 
 
 def late_by_more_than_the_limit():

@@ -55,11 +55,31 @@ def _install(monkeypatch, **dumps):
     monkeypatch.setitem(sys.modules, BINDINGS, made)
 
 
-def _group_of_two(monkeypatch):
-    group = object()
-    world = types.SimpleNamespace(pg_names={group: "7"}, pg_group_ranks={group: {4: 0, 5: 1}})
-    module = types.SimpleNamespace(_world=world)
-    monkeypatch.setitem(sys.modules, "torch.distributed.distributed_c10d", module)
+THREAD = 139708
+
+
+class Default:
+    """A process group, by what it says of this process."""
+
+    def __init__(self, rank, size):
+        self.rank, self.size = (lambda: rank), (lambda: size)
+
+
+@pytest.fixture
+def in_groups(monkeypatch):
+    """This process is rank 4 of 6, and in the groups "0", of all, and "7", of ranks 4 and 5; one more is half made."""
+    seven, half, default = object(), object(), Default(4, 6)
+    world = types.SimpleNamespace(
+        default_pg=default,
+        pg_names={default: "0", seven: "7", half: "8"},
+        pg_group_ranks={default: dict.fromkeys(range(6)), seven: {4: 0, 5: 1}},
+    )
+    monkeypatch.setitem(sys.modules, "torch.distributed.distributed_c10d", types.SimpleNamespace(_world=world))
+    return world
+
+
+def pending():
+    return collectives.pending(THREAD, 4, 6)
 
 
 def of(group, number, *, made, state="scheduled", pg_id=None, **more):
@@ -81,43 +101,68 @@ def test_how_many_are_begun_and_done_by_group(monkeypatch):
     assert collectives.num_begun() == {}
 
 
-def test_the_oldest_that_is_not_done_is_what_a_rank_waits_for(monkeypatch):
-    entries = [
-        of("0", 1, made=1, retired=True),
-        of("7", 2, made=3),
-        of("7", 3, made=4),
-        of("0", 2, made=5, state="completed"),
-        of("0", 9, made=2, is_p2p=True),
-    ]
-    _install(monkeypatch, _dump_fr_trace_json={"entries": entries, "pg_status": status(x=(3, 1), y=(2, 2))})
-    _group_of_two(monkeypatch)
-    found = collectives.pending()
-    assert (found.group, found.number, found.name, found.inputs) == ("7", 2, "all_reduce", "BFloat16 (64, 10)")
-    assert (found.sizes, found.members) == ((("BFloat16", 640),), (4, 5))
-    assert (found.reached, found.is_whole) == ({"0": 2, "7": 3}, True)
+@pytest.mark.usefixtures("in_groups")
+class TestPending:
+    def record(self, monkeypatch, *entries, **groups):
+        _install(monkeypatch, _dump_fr_trace_json={"entries": list(entries), "pg_status": status(**groups)})
 
+    def test_the_oldest_that_is_not_done_is_what_a_rank_waits_for(self, monkeypatch):
+        entries = [
+            of("0", 1, made=1, retired=True),
+            of("7", 2, made=3),
+            of("0", 2, made=4, state="completed"),
+            of("7", 3, made=5, thread_id=str(THREAD)),
+            of("0", 9, made=2, is_p2p=True),
+        ]
+        self.record(monkeypatch, *entries, x=(3, 1), y=(2, 2))
+        found = pending()
+        assert (found.group, found.number, found.name, found.inputs) == ("7", 2, "all_reduce", "BFloat16 (64, 10)")
+        assert (found.sizes, found.members) == ((("BFloat16", 640),), (4, 5))
+        assert (found.reached, found.is_whole) == ({"0": 2, "7": 3}, True)
 
-def test_what_a_group_that_was_destroyed_has_left_is_waited_for_by_nobody(monkeypatch):
-    entries = [of("7", 5, made=1, pg_id=2), of("7", 1, made=2, pg_id=3, retired=True)]
-    _group_of_two(monkeypatch)
-    _install(monkeypatch, _dump_fr_trace_json={"entries": entries})
-    assert collectives.pending() is None
-    entries.append(of("7", 2, made=3, pg_id=3))
-    _install(monkeypatch, _dump_fr_trace_json={"entries": entries})
-    assert (collectives.pending().number, collectives.pending().reached) == (2, {"7": 2})
+    def test_what_another_thread_began_is_not_waited_for_but_begun(self, monkeypatch):
+        own = of("0", 2, made=2, thread_id=THREAD)
+        self.record(monkeypatch, of("7", 6, made=1, thread_id="5", thread_name="pt_save"), own)
+        assert (pending().group, pending().reached) == ("0", {"0": 2, "7": 6})
+        self.record(monkeypatch, of("7", 6, made=1, thread_id="5", thread_name="pt_autograd_0"), own)
+        assert pending().group == "7"
 
+    def test_one_left_behind_by_later_ones_that_are_done_is_not_waited_for(self, monkeypatch):
+        self.record(monkeypatch, of("7", 2, made=1), of("0", 1, made=2, retired=True))
+        assert pending() is None
 
-def test_where_a_groups_collectives_are_no_longer_kept_nobody_says_that_there_were_none(monkeypatch):
-    record = {"entries": [of("7", 2, made=1)], "pg_status": status(x=(2, 1), y=(900, 900))}
-    _install(monkeypatch, _dump_fr_trace_json=record)
-    assert not collectives.pending().is_whole
+    def test_what_a_group_that_was_destroyed_has_left_is_waited_for_by_nobody(self, monkeypatch):
+        left = [of("7", 5, made=1, pg_id=2), of("3", 5, made=1), of("7", 1, made=2, pg_id=3, retired=True)]
+        self.record(monkeypatch, *left)
+        assert pending() is None
+        self.record(monkeypatch, *left, of("7", 2, made=3, pg_id=3))
+        assert (pending().number, pending().reached) == (2, {"7": 2})
 
+    def test_a_group_that_is_being_made_has_no_members_yet(self, monkeypatch):
+        self.record(monkeypatch, of("8", 1, made=1))
+        assert pending().members == ()
 
-def test_nothing_is_waited_for_where_all_is_done_or_nothing_recorded(monkeypatch):
-    _install(monkeypatch, _dump_fr_trace_json={"entries": [of("0", 1, made=1, retired=True)]})
-    assert collectives.pending() is None
-    _install(monkeypatch)
-    assert collectives.pending() is None
+    def test_where_a_groups_collectives_are_no_longer_kept_nobody_says_that_there_were_none(self, monkeypatch):
+        self.record(monkeypatch, of("7", 2, made=1), x=(2, 1), y=(900, 900))
+        assert not pending().is_whole
+
+    def test_nothing_is_waited_for_where_all_is_done_or_nothing_recorded(self, monkeypatch):
+        self.record(monkeypatch, of("0", 1, made=1, retired=True))
+        assert pending() is None
+        _install(monkeypatch)
+        assert pending() is None
+
+    @pytest.mark.parametrize("default", [None, Default(4, 5), Default(0, 6)])
+    def test_a_process_group_that_is_not_the_launchs_has_other_ranks(self, monkeypatch, in_groups, default):
+        self.record(monkeypatch, of("7", 2, made=1))
+        assert pending() is not None
+        in_groups.default_pg = default
+        assert pending() is None
+
+    def test_without_a_process_group_nothing_is_waited_for(self, monkeypatch):
+        self.record(monkeypatch, of("7", 2, made=1))
+        monkeypatch.delitem(sys.modules, "torch.distributed.distributed_c10d")
+        assert pending() is None
 
 
 def test_the_latest_of_both_records_is_told(monkeypatch):

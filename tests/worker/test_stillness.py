@@ -8,6 +8,7 @@ import threading
 import pytest
 
 from notebook_launcher.core.events import Pending, Waits
+from notebook_launcher.core.world import World
 from notebook_launcher.worker import stillness
 
 PENDING = Pending("0", 3, "all_reduce", "Float (2)", (("Float", 2),), (0, 1), {"0": 3}, is_whole=True)
@@ -16,8 +17,8 @@ PENDING = Pending("0", 3, "all_reduce", "Float (2)", (("Float", 2),), (0, 1), {"
 class Rank:
     """A thread that stands, its clock, and what torch would have recorded of it."""
 
-    def __init__(self, monkeypatch):
-        self.now_s, self.begun, self.pending, self.num_looks = 0.0, {}, None, 0
+    def __init__(self, monkeypatch, world):
+        self.now_s, self.begun, self.pending, self.num_looks, self.problem = 0.0, {}, None, 0, None
         self._may_go, self._stands = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._live)
         self._thread.start()
@@ -27,14 +28,17 @@ class Rank:
         frames = {self._thread.ident: sys._current_frames()[self._thread.ident]}
         self.frames = frames
         monkeypatch.setattr(stillness.sys, "_current_frames", lambda: self.frames)
-        self.watch = stillness.StillnessWatch(self._thread.ident, lambda: self.now_s)
+        self.watch = stillness.StillnessWatch(self._thread.ident, world, lambda: self.now_s)
 
     def _live(self):
         self._stands.set()
         self._may_go.wait(60)
 
-    def _look(self):
+    def _look(self, thread, rank, world_size):
+        assert (thread, rank, world_size) == (self._thread.ident, 1, 2)
         self.num_looks += 1
+        if self.problem is not None:
+            raise self.problem
         return self.pending
 
     def moves(self):
@@ -51,8 +55,13 @@ class Rank:
 
 
 @pytest.fixture
-def rank(monkeypatch):
-    made = Rank(monkeypatch)
+def world():
+    return World(rank=1, world_size=2, device="cpu")
+
+
+@pytest.fixture
+def rank(monkeypatch, world):
+    made = Rank(monkeypatch, world)
     yield made
     monkeypatch.undo()
     made.end()
@@ -96,3 +105,21 @@ def test_it_goes_on_in_native_code_that_never_comes_back_to_python(rank):
 def test_a_thread_that_has_ended_is_not_waiting(rank):
     rank.frames = {}
     assert [rank.after(2.5) for _ in range(3)] == [None] * 3
+
+
+def test_a_record_that_this_version_can_not_read_is_looked_at_once(rank):
+    rank.begun, rank.problem = {"0/0": (3, 2)}, TypeError("another shape")
+    assert [rank.after(2.5) for _ in range(4)] == [None] * 4
+    assert rank.num_looks == 1
+
+
+@pytest.mark.parametrize("others", [{"device": "cuda"}, {"num_machines": 2}, {"rank": 0, "world_size": 1}])
+class TestElsewhere:
+    @pytest.fixture
+    def world(self, others):
+        return World(**{"rank": 1, "world_size": 2, "device": "cpu", **others})
+
+    def test_nobody_looks(self, rank):
+        rank.begun, rank.pending = {"0/0": (3, 2)}, PENDING
+        assert [rank.after(2.5) for _ in range(3)] == [None] * 3
+        assert rank.num_looks == 0
