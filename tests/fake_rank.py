@@ -83,7 +83,7 @@ class FakeRank:
     def exits(self, code=0):
         """The process is gone."""
         self.closes_streams()
-        self.channel.close()
+        self.channel.abandon()  # as the system does it: a shutdown first could be seen before what was unread is lost
         if "status" in self._ends:
             with contextlib.suppress(BrokenPipeError):  # nobody wants to know any more
                 os.write(self._ends["status"], STATUS.pack(code))
