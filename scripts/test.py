@@ -68,11 +68,11 @@ def oldest(_: Path) -> bool:
 
 
 def xla(_: Path) -> bool:
-    """The tests of XLA, in an environment of 7 GB, where they are asked for or have not passed with XLA's files yet."""
+    """The tests of XLA, in an environment of 7 GB, where asked for or where CI has not passed with XLA's files yet."""
     if "xla" not in sys.argv[1:] and os.environ.get(environment.ASKS_FOR_XLA) != "1":
         how = f"{environment.ASKS_FOR_XLA}=1 runs it, and so does scripts/test_xla.py"
         if test_xla.have_passed(ROOT):
-            environment.say(f"Skipped: XLA's files are those with which its tests have passed; {how}.")
+            environment.say(f"Skipped: XLA's files are those with which CI has passed; {how}.")
             return True
         if problem := test_xla.library_problem():
             environment.say(f"Skipped: {problem}; {how}.")

@@ -1,9 +1,10 @@
-"""Set up an environment with torch_xla and pass its tests: ``python3 scripts/test_xla.py``; arguments go to pytest.
+"""Set up an environment with torch_xla and pass its tests: ``python3 scripts/test_xla.py``; the rest goes to pytest.
 
 XLA runs on the CPU there. torch_xla works beside the torch of its own number only, which pip has as a CUDA build: the
 environment takes 7 GB, and minutes to install.
 
-Once all have passed, a file says with what: ``scripts/test.py`` runs them again when one of XLA's files is another.
+``scripts/test.py``, and so CI, run them where one of XLA's files is another than the repository says. What is
+changed is so tested by CI until, once CI has passed with it, ``--keep`` writes that file and somebody commits it.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ FILES = (
     "notebook_launcher/runtime/backends/xla*.py",
     "notebook_launcher/runtime/strategies/xla*.py",
     "notebook_launcher/worker/rank_threads*.py",
+    "notebook_launcher/worker/serve.py",
     "notebook_launcher/worker/xla*.py",
     "scripts/test_xla.py",
     "tests/constraints-xla.txt",
@@ -37,7 +39,14 @@ RECORD = "tests/xla/passed_with.txt"
 def main() -> int:
     """Run the tests; return the exit code."""
     parser = argparse.ArgumentParser(description="Pass the tests of XLA, in an environment of 7 GB of their own.")
-    _, given = parser.parse_known_args()
+    parser.add_argument(
+        "--keep", action="store_true", help=f"where all pass, write {RECORD}: CI has passed with these files"
+    )
+    options, given = parser.parse_known_args()
+    if options.keep and given:
+        parser.error(
+            f"--keep says that all tests have passed, so it can't go with {' '.join(given)}, which goes to pytest"
+        )
     environment.check_python()
     problem = library_problem()
     if problem:
@@ -47,13 +56,13 @@ def main() -> int:
     command: list[str | Path] = [python, "-m", "pytest", "tests/xla", *given]
     before = digest(environment.ROOT)
     code = subprocess.call(command, cwd=environment.ROOT, env=environment.clean_variables(), stdin=subprocess.DEVNULL)
-    if code == 0 and not given:
+    if code == 0 and options.keep:
         (environment.ROOT / RECORD).write_text(f"{before}\n")
     return code
 
 
 def have_passed(root: Path) -> bool:
-    """Whether all tests have passed with XLA's files as they are now."""
+    """Whether XLA's files are those of which the repository says that CI has passed with them."""
     record = root / RECORD
     return record.exists() and record.read_text().strip() == digest(root)
 

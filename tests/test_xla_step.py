@@ -74,7 +74,7 @@ def test_they_are_skipped_where_nothing_of_xlas_has_changed_and_it_says_so(scrip
     assert script.xla(Path())
     assert script.ran == []
     told = capsys.readouterr().out
-    assert "Skipped: XLA's files are those with which its tests have passed; NOTEBOOK_LAUNCHER_TEST_XLA=1 runs" in told
+    assert "Skipped: XLA's files are those with which CI has passed; NOTEBOOK_LAUNCHER_TEST_XLA=1 runs" in told
 
 
 def test_where_they_have_never_passed_they_run(script, tmp_path, monkeypatch):
@@ -91,17 +91,36 @@ def test_a_machine_that_could_not_load_it_is_told_why_they_are_skipped(script, p
     assert "Skipped: no shared library; NOTEBOOK_LAUNCHER_TEST_XLA=1 runs it" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("arguments", "code", "is_kept"), [([], 0, True), (["-k", "spmd"], 0, False), ([], 1, False)])
-def test_only_all_of_them_passing_is_kept(tmp_path, monkeypatch, arguments, code, is_kept):
+@pytest.fixture
+def runs(tmp_path, monkeypatch):
+    """Run ``scripts/test_xla.py`` in an empty copy, where pytest ends with ``code``; gives the script."""
     module = load("test_xla", monkeypatch)
-    monkeypatch.setattr(sys, "argv", ["test_xla.py", *arguments])
     monkeypatch.setattr(module.environment, "ROOT", tmp_path)
     monkeypatch.setattr(module.environment, "ensure", lambda *_, **__: Path("python"))
     monkeypatch.setattr(module, "library_problem", lambda: "")
-    monkeypatch.setattr(module.subprocess, "call", lambda *_, **__: code)
     (tmp_path / "tests" / "xla").mkdir(parents=True)
-    assert module.main() == code
-    assert module.have_passed(tmp_path) is is_kept
+
+    def run(*arguments, code=0):
+        monkeypatch.setattr(sys, "argv", ["test_xla.py", *arguments])
+        monkeypatch.setattr(module.subprocess, "call", lambda *_, **__: code)
+        assert module.main() == code
+        return module
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "is_kept"), [(["--keep"], 0, True), ([], 0, False), (["--keep"], 1, False)]
+)
+def test_only_who_says_so_keeps_that_all_have_passed(runs, tmp_path, arguments, code, is_kept):
+    assert runs(*arguments, code=code).have_passed(tmp_path) is is_kept
+
+
+def test_a_part_of_them_is_not_kept_as_all(runs, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        runs("--keep", "-k", "spmd")
+    assert "can't go with -k spmd, which goes to pytest" in capsys.readouterr().err
+    assert not runs().have_passed(tmp_path)
 
 
 def test_the_files_that_are_compared_are_there(monkeypatch):
