@@ -8,7 +8,8 @@ import itertools
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.autograd import profiler
+from torch.utils.data import DataLoader, IterableDataset, dataloader
 
 from notebook_launcher.core.errors import CheckpointError, ConfigError
 from notebook_launcher.runtime import dispatch, sharding, short_batches, trees
@@ -209,6 +210,8 @@ class PreparedLoader(DataLoader[Any]):
             drawn = list(itertools.islice(batches._sampler_iter, 1))  # noqa: SLF001 - where torch has it
             batches._sampler_iter = itertools.chain(drawn, batches._sampler_iter)  # noqa: SLF001
         sampler.num_skipped = 0
+        if getattr(type(batches), "__next__", None) is dataloader._BaseDataLoaderIter.__next__:  # noqa: SLF001
+            batches = _unlabelled(batches)
         return zip(batches, iter(sampler.notes.popleft, None), strict=False)
 
     def _read(self) -> Any:
@@ -248,6 +251,19 @@ class PreparedLoader(DataLoader[Any]):
         self._share.epochs.begin()
         self._share.epochs.started()
         yield from ()
+
+
+def _unlabelled(batches: Any) -> Iterator[Any]:
+    """What torch's iterator over a data set with indices gives, without the label that profiles show a batch under.
+
+    A label costs as much as the reading of a small batch. Where something profiles there are labels.
+    """
+    while True:
+        try:
+            batch = next(batches) if profiler._is_profiler_enabled else batches._next_data()  # noqa: SLF001
+        except StopIteration:
+            return
+        yield batch
 
 
 def prepare(

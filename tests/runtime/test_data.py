@@ -304,6 +304,52 @@ class Records(IterableDataset):
         return ({"text": f"t{number}", "label": number} for number in range(6))
 
 
+def new_loader(kind=DataLoader, num_batches=4):
+    return Accelerator(cpu=True).prepare(kind(torch.arange(num_batches), batch_size=1))
+
+
+def labels(profile):
+    return sum(event.count for event in profile.key_averages() if event.key.startswith("enumerate(DataLoader)"))
+
+
+def test_no_time_is_spent_on_labels_of_a_profile_that_nobody_takes(monkeypatch):
+    made = []
+    record_function = torch.autograd.profiler.record_function
+    monkeypatch.setattr(
+        torch.autograd.profiler, "record_function", lambda *given: made.append(given) or record_function(*given)
+    )
+    assert [int(batch) for batch in new_loader()] == [0, 1, 2, 3]
+    assert made == []
+    next(iter(DataLoader(range(1))))
+    assert made  # by plain torch
+
+
+def test_a_profile_shows_the_batches_that_are_read_while_it_is_taken():
+    with torch.profiler.profile() as profile:
+        plain = list(DataLoader(torch.arange(4), batch_size=1))
+    with torch.profiler.profile() as ours:
+        assert list(new_loader()) == plain
+    assert labels(ours) == labels(profile) == 5  # the last one finds the end
+    batches = iter(new_loader())
+    next(batches)
+    with torch.profiler.profile() as from_the_second:
+        next(batches)
+    assert [int(batch) for batch in batches] == [2, 3]
+    assert labels(from_the_second) == 1
+
+
+class Counting(DataLoader):
+    def __iter__(self):
+        batches = super().__iter__()
+        kind = type(batches)
+        batches.__class__ = type(kind.__name__, (kind,), {"__next__": lambda one: kind.__next__(one) + 10})
+        return batches
+
+
+def test_an_iterator_of_ones_own_is_asked_as_it_wants_to_be():
+    assert [int(batch) for batch in new_loader(Counting)] == [10, 11, 12, 13]
+
+
 def read_records(dispatch):
     loader = DataLoader(Records(), batch_size=4, collate_fn=list)
     loader = Accelerator(cpu=True, **settings(dispatch_batches=dispatch, split_batches=True)).prepare(loader)
