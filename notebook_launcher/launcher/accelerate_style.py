@@ -42,10 +42,10 @@ def notebook_launcher(  # noqa: PLR0913, PLR0917 - the signature is Accelerate's
 ) -> Run:
     """Run ``function(*args)`` on ``num_processes`` processes (default: every device) and return the ``Run``.
 
-    Arguments are those of ``accelerate.notebook_launcher``. ``use_port`` matters only for several machines: on one,
-    the system picks a free port. ``monitor_interval`` and ``log_line_prefix_template`` have no meaning here: ends are
-    noticed at once, and lines carry their rank. Of the rendezvous, only "static" is there. Raises what ``launch``
-    raises.
+    Arguments are those of ``accelerate.notebook_launcher``. ``use_port`` and ``master_addr`` matter only for several
+    machines: on one, the system picks a free port. ``monitor_interval`` and ``log_line_prefix_template`` have no
+    meaning here: ends are noticed at once, and lines carry their rank. Of the rendezvous, only "static" is there.
+    Raises what ``launch`` raises.
     """
     del monitor_interval, log_line_prefix_template, rdzv_id
     if rdzv_backend != "static" or rdzv_endpoint or rdzv_conf:
@@ -57,10 +57,11 @@ def notebook_launcher(  # noqa: PLR0913, PLR0917 - the signature is Accelerate's
     if num_nodes > 1:
         options |= {
             "num_machines": num_nodes,
-            "machine_rank": node_rank,
             "main_process_ip": master_addr,
             "main_process_port": use_port or _PORT,
         }
+    if node_rank:
+        options["machine_rank"] = node_rank  # on one machine too, where it is refused
     # "no" is this signature's default, so it is no choice: an Accelerator in the function may still make one.
     precision = None if mixed_precision in ("no", None) else mixed_precision
     return launch(function, args, num_processes=num_processes, mixed_precision=precision, **options)

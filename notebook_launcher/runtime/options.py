@@ -7,7 +7,7 @@ import json
 import os
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from notebook_launcher.core import parallelism
+from notebook_launcher.core import config, parallelism
 from notebook_launcher.core.errors import ConfigError
 from notebook_launcher.core.registry import unknown_name
 from notebook_launcher.core.strategies import INSIDE
@@ -154,15 +154,19 @@ def rng_types(given: Iterable[Any] | None) -> tuple[str, ...]:
 
 
 def dynamo_backend(given: Any) -> str | None:
-    """The backend that ``torch.compile`` takes, None to compile nothing; raises ``ConfigError`` for an unknown one."""
-    name = str(getattr(given, "value", given) or "no").lower()
+    """The backend that ``torch.compile`` takes, None to compile nothing; raises ``ConfigError`` for an unknown one.
+
+    Without ``given``, Accelerate's variable says it.
+    """
+    source = "dynamo_backend" if given else "ACCELERATE_DYNAMO_BACKEND"
+    name = str(getattr(given, "value", given) or config.snapshot().get(source) or "no").lower()
     if name == "no":
         return None
     import torch._dynamo  # half a second
 
     known = torch._dynamo.list_backends(exclude_tags=())  # noqa: SLF001 - documented; torch.compiler hides some
     if name not in known:
-        raise unknown_name("dynamo_backend", name, ["no", *known])
+        raise unknown_name(source, name, ["no", *known])
     return name
 
 

@@ -89,6 +89,11 @@ def test_several_machines(options, port, expected):
     }
 
 
+def test_a_machine_that_is_not_one_of_one_is_refused():
+    with pytest.raises(ConfigError, match=r"machine_rank=3 can't be with num_machines=1"):
+        notebook_launcher(len, ("ab",), node_rank=3)
+
+
 @pytest.mark.parametrize(
     "wrong",
     [{"mixed_precision": "fp8"}, {"num_processes": 0}, {"num_nodes": 2, "use_port": "high"}, {"max_restarts": -1}],

@@ -84,6 +84,21 @@ def test_what_can_not_be_names_both_values(arguments, parts):
         assert part in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("told", "argument", "expected"), [("EAGER", None, True), ("NO", None, False), ("eager", "no", False)]
+)
+def test_models_are_compiled_as_accelerates_variable_says(monkeypatch, told, argument, expected):
+    monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", told)
+    prepared = Accelerator(cpu=True, dynamo_backend=argument).prepare(nn.Linear(1, 1))
+    assert hasattr(prepared, "_orig_mod") is expected
+
+
+def test_a_slip_in_accelerates_variable_is_told_by_its_name(monkeypatch):
+    monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "INDUCTER")
+    with pytest.raises(ConfigError, match=r"ACCELERATE_DYNAMO_BACKEND 'inducter' .* Did you mean 'inductor'"):
+        Accelerator(cpu=True)
+
+
 @pytest.mark.parametrize("hook", [{"comm_hook": "fp17"}, {"comm_wrapper": "power_sgd"}])
 def test_a_hook_that_is_none(hook):
     (name,) = hook
