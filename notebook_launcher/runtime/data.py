@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from notebook_launcher.runtime.plugins import DataLoaderConfiguration
     from notebook_launcher.runtime.process import Process
 
+_TORCHS_OWN = (dataloader._SingleProcessDataLoaderIter, dataloader._MultiProcessingDataLoaderIter)  # noqa: SLF001
+
 
 @dataclasses.dataclass
 class _Share:
@@ -210,7 +212,7 @@ class PreparedLoader(DataLoader[Any]):
             drawn = list(itertools.islice(batches._sampler_iter, 1))  # noqa: SLF001 - where torch has it
             batches._sampler_iter = itertools.chain(drawn, batches._sampler_iter)  # noqa: SLF001
         sampler.num_skipped = 0
-        if getattr(type(batches), "__next__", None) is dataloader._BaseDataLoaderIter.__next__:  # noqa: SLF001
+        if type(batches) in _TORCHS_OWN:
             batches = _unlabelled(batches)
         return zip(batches, iter(sampler.notes.popleft, None), strict=False)
 

@@ -1,13 +1,18 @@
-"""Collectives over nested containers. In a process that is alone, each gives back what it was given."""
+"""Collectives over nested containers. In a process that is alone, each gives back what it was given.
+
+The first of them meets the other ranks, where no ``Accelerator`` or ``PartialState`` has.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
+from notebook_launcher.core import config
 from notebook_launcher.core.registry import unknown_name
 from notebook_launcher.runtime import agreement, trees
 
@@ -19,7 +24,7 @@ if TYPE_CHECKING:
 
 
 _REDUCTIONS = {"sum": "SUM", "mean": "SUM", "max": "MAX", "min": "MIN", "prod": "PRODUCT"}
-_num_met = 1  # processes in the group that this one has joined, also when it is gone
+_num_met: int | None = None  # processes in the group that this one has joined, also when it is gone; None: not yet
 
 
 def meet(num_processes: int) -> None:
@@ -30,11 +35,15 @@ def meet(num_processes: int) -> None:
 
 def _is_alone(group: dist.ProcessGroup | None = None) -> bool:
     _refuse_without_group()
+    if _num_met is None and not dist.is_initialized():
+        from notebook_launcher.runtime import process  # which makes use of these
+
+        process.join(process.place(config.world()))
     return not dist.is_initialized() or dist.get_world_size(group) == 1
 
 
 def _refuse_without_group() -> None:
-    if _num_met > 1 and not dist.is_initialized():
+    if (_num_met or 1) > 1 and not dist.is_initialized():
         raise RuntimeError(
             f"this process is one of {_num_met} and can't reach the others: their process group was taken down, by "
             "destroy_process_group(). Take it down after the last gather, reduce, save_state and the like, or make a "
@@ -211,7 +220,7 @@ def gather_samples(tree: Any, iteration: Iteration | None, process: Process, *, 
     """Every rank's samples joined in the data set's order, without those that were repeated to fill the last batches.
 
     ``iteration`` is the pass that the samples come from, None to keep all; ``process`` one of those that share them.
-    Tensors and lists of plain values have samples along their first dim. A list as long as the batch that holds
+    Tensors, arrays and lists of plain values have samples along their first dim. A list as long as the batch that holds
     containers, or tensors of differing length, has one element a sample and stays a list; ``as_objects`` takes every
     list so. Other values come back as a list, one a rank. Raises ``ValueError`` where tensors differ in another dim.
     """
@@ -245,17 +254,19 @@ class _Layout:
         size = self.size(rank)
         return length if not size or length % size else length // size * self.counts[rank]
 
-    def join(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The ranks' tensors joined along dim 0, each without what only fills it; a 0-d one has one entry."""
+    def join(self, parts: Sequence[Any]) -> Any:
+        """The ranks' tensors, or arrays, joined along dim 0, without what only fills them; a 0-d one has one entry."""
+        is_tensor = isinstance(parts[0], torch.Tensor)
         if parts[0].ndim == 0:
-            return torch.stack(list(parts))
+            return (torch.stack if is_tensor else np.stack)(list(parts))
         if len({tuple(part.shape[1:]) for part in parts}) > 1:
             shapes = [tuple(part.shape) for part in parts]
             raise ValueError(
                 f"gather_for_metrics can't join tensors of the shapes {shapes}, by rank: they differ in a dim other "
                 "than the first; pad them to one length before"
             )
-        return torch.cat([part[: self.kept(part.shape[0], rank)] for rank, part in enumerate(parts)])
+        kept = [part[: self.kept(part.shape[0], rank)] for rank, part in enumerate(parts)]
+        return (torch.cat if is_tensor else np.concatenate)(kept)
 
 
 def _needs_objects(tree: Any, size: int | None) -> bool:
@@ -270,20 +281,20 @@ def _needs_objects(tree: Any, size: int | None) -> bool:
 
 def _is_sample_list(items: list[Any], size: int | None) -> bool:
     """Whether a list has one element a sample, as against a list of batched tensors."""
-    if not any(isinstance(item, torch.Tensor) or trees.children(item) for item in items):
+    if not any(trees.is_array(item) or trees.children(item) for item in items):
         return True
     if len(items) != size:
         return False
-    if all(isinstance(item, torch.Tensor) for item in items):
+    if all(map(trees.is_array, items)):
         is_one_kind = len({(item.dtype, item.ndim) for item in items}) == 1  # not a loss beside its logits
         return is_one_kind and any(item.ndim == 0 or item.shape[0] != size for item in items)
-    return not any(isinstance(item, torch.Tensor) for item in items)
+    return not any(map(trees.is_array, items))
 
 
 def _join(found: Sequence[Any], layout: _Layout, *, as_objects: bool) -> Any:
     """The ranks' trees as one."""
     first = found[0]
-    if isinstance(first, torch.Tensor):
+    if trees.is_array(first):
         return layout.join(found)
     if isinstance(first, list) and (
         as_objects or any(_is_sample_list(part, layout.size(rank)) for rank, part in enumerate(found))

@@ -58,7 +58,9 @@ class Place:
         if latest is None or not latest.is_open:
             return self.pending or self._now()
         place = {"batches": latest.index, "num_parts": num_parts, "is_last": latest.is_last}
-        read: State = {"ahead": []} if self._reading is None else self._reading.state(latest.index * num_parts)
+        read: State = {"ahead": []}
+        if self._reading is not None and not latest.is_last:  # after its last batch a data set may have begun anew
+            read = self._reading.state(latest.index * num_parts)
         return self._now() | place | {"beginning": self._beginning, "is_own": self._is_own} | read
 
     def fits(self, state: State) -> bool:

@@ -1,7 +1,9 @@
 import inspect
 import math
+import os
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader
@@ -143,6 +145,33 @@ def test_one_entry_a_sample_stays_so_whatever_the_sizes(on_ranks):
     for as_dicts, as_tensors in on_ranks(ragged):
         assert [len(image["boxes"]) for image in as_dicts] == [3, 1, 1, 1, 2]
         assert [len(boxes) for boxes in as_tensors] == [3, 1, 1, 1, 2]
+
+
+def arrays():
+    accelerator = Accelerator(cpu=True)
+    found = []
+    for batch in accelerator.prepare(DataLoader(list(range(5)), batch_size=2)):
+        one = batch.numpy()
+        found.append(accelerator.gather_for_metrics({"one": one, "two": [one, one + 1], "scalar": np.array(1)}))
+        found.append(accelerator.gather_for_metrics(one, use_gather_object=True))
+    return found
+
+
+def test_samples_in_arrays_of_numpy_come_once_too(on_ranks):
+    for first, as_objects, last, last_as_objects in on_ranks(arrays):
+        assert first["one"].tolist() == as_objects.tolist() == [0, 1, 2, 3]
+        assert last["one"].tolist() == last_as_objects.tolist() == [4]
+        assert [one.tolist() for one in last["two"]] == [[4], [5]]
+        assert last["scalar"].tolist() == [1, 1]
+
+
+def before_anything():
+    rank = int(os.environ["RANK"])
+    return notebook_launcher.gather_object([rank]), notebook_launcher.reduce(torch.tensor(rank), "sum").item()
+
+
+def test_the_first_collective_meets_the_others(on_ranks):
+    assert on_ranks(before_anything) == [([0, 1], 1)] * 2
 
 
 def words():

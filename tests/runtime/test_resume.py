@@ -365,6 +365,23 @@ def test_a_loader_with_another_generator_is_refused(tmp_path):
         resumed(tmp_path, plain(shuffle=True, generator=torch.Generator()))
 
 
+class Rewinding(Stateful):
+    """Begins anew once it is at its end."""
+
+    def __iter__(self):
+        while self.position < 4:
+            self.position += 1
+            yield self.position
+        self.position = 0
+
+
+@pytest.mark.parametrize("num_batches", [3, 4])
+def test_a_data_set_that_begins_anew_at_its_end_does_so_after_resuming_there(tmp_path, num_batches):
+    interrupted(tmp_path, DataLoader(Rewinding(), batch_size=1), num_batches)
+    _, loader = resumed(tmp_path, DataLoader(Rewinding(), batch_size=1))
+    assert [listed(loader), listed(loader)] == [[[4]][num_batches - 3 :], [[1], [2], [3], [4]]]
+
+
 def test_data_that_is_read_in_order_is_skipped_by_reading():
     class Numbers(IterableDataset):
         def __iter__(self):
