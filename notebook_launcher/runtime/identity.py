@@ -152,6 +152,10 @@ class Identity:
         """Decorate a function to run on rank ``process_index`` only; elsewhere it returns None."""
         return _only_if(function, here=self.process_index == process_index)
 
+    def on_local_process(self, function: _F | None = None, local_process_index: int = 0) -> Any:
+        """Decorate a function to run on each machine's rank ``local_process_index`` only; elsewhere it returns None."""
+        return _only_if(function, here=self.local_process_index == local_process_index)
+
 
 def _exchange(call: str, problem: str | None) -> list[str | None]:
     agreement.check(call)

@@ -140,10 +140,24 @@ class GradientState(_View):
         return self._accelerator.gradient_accumulation_steps if self._accelerator else 1
 
     @property
+    def sync_with_dataloader(self) -> bool:
+        """Whether a group ends with the data."""
+        return self._accelerator is None or self._accelerator._accumulation.sync_at_end  # noqa: SLF001
+
+    @property
+    def sync_each_batch(self) -> bool:
+        """Whether gradients are exchanged in every micro-batch."""
+        return self._accelerator is not None and self._accelerator._accumulation.sync_each_batch  # noqa: SLF001
+
+    @property
+    def adjust_scheduler(self) -> bool:
+        """True: schedulers step when their optimizers do."""
+        return True
+
+    @property
     def plugin_kwargs(self) -> dict[str, Any]:
         """What ``GradientAccumulationPlugin`` was given, in effect."""
-        at_end = self._accelerator is None or self._accelerator._accumulation.sync_at_end  # noqa: SLF001
-        return {"num_steps": self.num_steps, "sync_with_dataloader": at_end}
+        return {"num_steps": self.num_steps, "sync_with_dataloader": self.sync_with_dataloader}
 
     @property
     def _iteration(self) -> Iteration | None:
@@ -155,11 +169,17 @@ class GradientState(_View):
         return self._iteration is not None
 
     @property
+    def dataloader_references(self) -> list[PreparedLoader | None]:
+        """The prepared loaders being read, the one around the others first; as Accelerate has it, None before them."""
+        shown = self._accelerator
+        passes = {id(one.loader): one.stamp for one in shown._progress.open} if shown else {}  # noqa: SLF001
+        loaders = [one for one in shown._loaders if id(one._share) in passes] if shown else []  # noqa: SLF001
+        return [None, *sorted(loaders, key=lambda one: passes[id(one._share)])]  # noqa: SLF001
+
+    @property
     def active_dataloader(self) -> PreparedLoader | None:
         """The prepared loader being read, None where none is."""
-        shown, now = self._accelerator, self._iteration
-        loaders = shown._loaders if shown and now else []  # noqa: SLF001
-        return next((one for one in loaders if now is not None and one._share is now.loader), None)  # noqa: SLF001
+        return self.dataloader_references[-1]
 
     @property
     def end_of_dataloader(self) -> bool:

@@ -72,12 +72,13 @@ def only_somewhere():
             accelerator.on_local_main_process,
             accelerator.on_last_process,
             accelerator.on_process(process_index=1),
+            accelerator.on_local_process(local_process_index=1),
         )
     ]
 
 
 def test_decorators_say_who_runs(on_ranks):
-    assert on_ranks(only_somewhere) == [[0, 0, 0, None, None], [None, None, None, 1, 1]]
+    assert on_ranks(only_somewhere) == [[0, 0, 0, None, None, None], [None, None, None, 1, 1, 1]]
 
 
 def printing():

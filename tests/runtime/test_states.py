@@ -7,6 +7,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from notebook_launcher import Accelerator, AcceleratorState, ConfigError, GradientState, PartialState
+from notebook_launcher.runtime.plugins import GradientAccumulationPlugin
 
 
 @pytest.fixture(autouse=True)
@@ -59,6 +60,22 @@ def test_the_gradient_state_follows_the_loader():
     seen = [(state.active_dataloader is loader, state.end_of_dataloader, state.remainder) for _ in loader]
     assert seen == [(True, False, -1), (True, False, -1), (True, True, 1)]
     assert (state.in_dataloader, state.remainder) == (False, -1)
+
+
+def test_the_gradient_state_tells_of_its_plugin_and_of_loaders_within_loaders():
+    plugin = GradientAccumulationPlugin(num_steps=2, sync_with_dataloader=False, sync_each_batch=True)
+    accelerator = Accelerator(cpu=True, gradient_accumulation_plugin=plugin)
+    state = accelerator.gradient_state
+    assert (state.sync_with_dataloader, state.sync_each_batch, state.adjust_scheduler) == (False, True, True)
+    outer, inner = accelerator.prepare(DataLoader(range(2)), DataLoader(range(2)))
+    assert state.dataloader_references == [None]
+    next(iter(inner))
+    for _ in outer:
+        assert state.dataloader_references == [None, outer]
+        for _ in inner:
+            assert state.dataloader_references == [None, outer, inner]
+            assert state.active_dataloader is inner
+        assert state.active_dataloader is outer
 
 
 def test_code_that_resets_states_goes_on():
