@@ -49,7 +49,8 @@ def find_executable_batch_size(
 
     On several ranks all call it, and all try the same size. Where one runs out of memory, the others are called out of
     the collectives in which they wait for it, every accelerator's ``free_memory`` is called, and the process group is
-    made anew: what was prepared before is of no use.
+    made anew: what was prepared before is of no use. This is for strategies whose ranks have whole models (DDP): with
+    FSDP, torch keeps what connects the ranks, so the others are not called out, and the run ends with an error.
 
     Raises ``RuntimeError`` when no size is left, and ``TypeError`` for a call that gives the batch size itself.
     """
