@@ -20,11 +20,6 @@ if TYPE_CHECKING:
     from notebook_launcher.runtime.strategies import Strategy
 
 Models = tuple[nn.Module, ...]
-_APART = (
-    "none is in a prepared model, so it would not train that. Make it from the model's parameters, or, if it is for "
-    "parameters of no model, prepare it in a call of its own."
-)
-_PAIRS = "with this strategy, an optimizer is prepared together with its model: accelerator.prepare(model, optimizer)."
 
 
 class Groups(dict[Models, Group]):
@@ -88,10 +83,8 @@ class Groups(dict[Models, Group]):
     def check(self, things: Sequence[Any]) -> None:
         """Raise ``ConfigError`` for an optimizer that ``prepare`` was given with a model, but was made from another.
 
-        So are an optimizer that trains no prepared model and a model that no optimizer trains. Where the strategy pairs
-        them, each optimizer must train a model that is among ``things``.
+        So are an optimizer that trains no prepared model and a model that no optimizer trains.
         """
-        pairs = self._strategy.pairs_optimizers
         optimizers = [one for one in things if isinstance(one, Optimizer)]
         for one in optimizers:
             if one not in self._optimizers:
@@ -99,17 +92,17 @@ class Groups(dict[Models, Group]):
         trained = {id(p) for one in (*optimizers, *self._optimizers) for p in parameters_of(one)}
         given = [thing for thing in things if isinstance(thing, nn.Module)]
         alone = [one for one in given if _trainable(one) and _trainable(one).isdisjoint(trained)]
-        known = _identities(given if pairs else (prepared for _, prepared in self._models))
-        for one in optimizers:
+        known = _identities(prepared for _, prepared in self._models)
+        for one in optimizers if alone else ():
             shapes = [tuple(p.shape) for p in parameters_of(one)]
             if one in self._optimizers or not shapes or any(id(p) in known for p in parameters_of(one)):
                 continue
-            if pairs or alone:
-                names = ", ".join(type(model).__name__ for model in alone) or "no model for it"
-                raise ConfigError(
-                    f"prepare was given {names}, and {type(one).__name__} over {len(shapes)} other parameters, the "
-                    f"first of the shape {shapes[0]}: {_PAIRS if pairs else _APART}"
-                )
+            raise ConfigError(
+                f"prepare was given {', '.join(type(model).__name__ for model in alone)}, and {type(one).__name__} "
+                f"over {len(shapes)} other parameters, the first of the shape {shapes[0]}: none is in a prepared "
+                "model, so it would not train that. Make it from the model's parameters, or, if it is for parameters "
+                "of no model, prepare it in a call of its own."
+            )
 
     def _gradients(self, models: Models) -> Iterable[torch.Tensor]:
         """What the group of ``models`` has collected: no other group's, and nothing that was trained beside it.

@@ -256,16 +256,6 @@ def test_parameters_of_no_model_may_be_trained_beside_one():
     assert accelerator.prepare(frozen, torch.optim.SGD([nn.Parameter(torch.ones(()))]))
 
 
-def test_a_strategy_may_need_model_and_optimizer_together(monkeypatch):
-    accelerator, model = Accelerator(cpu=True), nn.Linear(1, 1)
-    monkeypatch.setattr(type(accelerator._strategy), "pairs_optimizers", True)
-    accelerator.prepare(model)
-    optimizer = torch.optim.SGD(model.parameters())
-    with pytest.raises(ConfigError, match=r"prepare was given no model.*SGD.*prepare\(model, optimizer\)"):
-        accelerator.prepare(optimizer)
-    assert accelerator.prepare(model, optimizer)[1].optimizer is optimizer
-
-
 def test_objects_may_come_before_what_they_belong_to():
     accelerator, model = Accelerator(cpu=True), nn.Linear(1, 1)
     optimizer, prepared = accelerator.prepare(torch.optim.SGD(model.parameters()), model)

@@ -34,7 +34,6 @@ class Strategy(Protocol):
 
     name: str
     layout: str  # of what ``save`` writes: strategies of one layout can load each other's
-    pairs_optimizers: bool  # an optimizer must be prepared together with the model that it trains
     trains_apart: bool  # a rank has all of the model, and can train it by itself for some steps
     data_process: Process  # the process as one of those that share the data: ranks with parts of one model get the same
 

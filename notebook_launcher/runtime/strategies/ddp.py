@@ -114,7 +114,6 @@ class DistributedData:
 
     name = "ddp"
     layout = single.Single.layout
-    pairs_optimizers = False
     trains_apart = True
     backward = staticmethod(single.backward)
     clip = staticmethod(single.clip)

@@ -78,7 +78,6 @@ class DeepSpeed:
 
     name = "deepspeed"
     layout = "deepspeed"
-    pairs_optimizers = False
     trains_apart = False
     backward = staticmethod(single.backward)  # engines hear of it from their models' outputs
     go_on = staticmethod(single.go_on)

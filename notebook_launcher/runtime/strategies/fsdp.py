@@ -119,7 +119,6 @@ class FullySharded:
 
     name = "fsdp"
     layout = single.Single.layout
-    pairs_optimizers = False
     trains_apart = False
     backward = staticmethod(single.backward)
     clip = staticmethod(clipping.clip)

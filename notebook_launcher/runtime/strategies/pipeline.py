@@ -36,7 +36,6 @@ class Pipeline:
 
     name = "pp"
     layout = single.Single.layout
-    pairs_optimizers = False
     trains_apart = False
     clip_value = staticmethod(clipping.clip_value)
     gradients = staticmethod(single.gradients)

@@ -78,7 +78,6 @@ class Single:
 
     name = "single"
     layout = "native"
-    pairs_optimizers = False
     trains_apart = True
     backward = staticmethod(backward)
     clip = staticmethod(clip)

@@ -37,7 +37,6 @@ class TensorParallel:
 
     name = "tp"
     layout = single.Single.layout
-    pairs_optimizers = False
     trains_apart = False
     backward = staticmethod(single.backward)
     clip = staticmethod(clipping.clip)

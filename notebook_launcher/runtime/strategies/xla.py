@@ -108,7 +108,6 @@ class Replica:
     """
 
     layout = single.Single.layout
-    pairs_optimizers = False
     clip = staticmethod(single.clip)
     clip_value = staticmethod(single.clip_value)
     gradients = staticmethod(single.gradients)
