@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.distributed.tensor import DTensor
 
-    Modules = Mapping[str, nn.Module]  # by the names of their files
+    Models = Mapping[str, nn.Module]  # by the names of their files
     Optimizers = Mapping[str, torch.optim.Optimizer]
 
 Place = tuple[slice, ...]
@@ -114,12 +114,12 @@ def full_state(
     return {name: found[id(value)] for name, value in state.items()}
 
 
-def unwrapped(models_: Modules) -> dict[str, nn.Module]:
+def unwrapped(models_: Models) -> dict[str, nn.Module]:
     """The modules that ``prepare`` was given, by the names of their files."""
     return {name: models.unwrap(model, keep_torch_compile=False) for name, model in models_.items()}
 
 
-def names(optimizer: torch.optim.Optimizer, modules: Modules) -> list[list[str]]:
+def names(optimizer: torch.optim.Optimizer, modules: Models) -> list[list[str]]:
     """By group, what its parameters are called: as in their module, "model.0.weight", or by their number among all."""
     known: dict[int, str] = {}
     for model, module in modules.items():
@@ -134,7 +134,7 @@ def names(optimizer: torch.optim.Optimizer, modules: Modules) -> list[list[str]]
 
 def save(
     draft: storage.Draft,
-    models_: Modules,
+    models_: Models,
     optimizers: Optimizers,
     rank: int,
     *,
@@ -277,7 +277,7 @@ def find(folder: Path, name: str) -> tuple[Path, dict[str, Any]]:
     return files[0], found | {old: found[kept] for old, kept in aliases.items() if kept in found and old not in found}
 
 
-def load(folder: Path, models_: Modules, optimizers: Optimizers, *, strict: bool) -> Callable[[], None]:
+def load(folder: Path, models_: Models, optimizers: Optimizers, *, strict: bool) -> Callable[[], None]:
     """Read this rank's part of what ``save`` wrote, by any strategy; the function returned takes it up.
 
     Raises ``CheckpointError`` for what doesn't fit.
@@ -306,7 +306,7 @@ def fitting(folder: Path, name: str, model: nn.Module, *, strict: bool) -> dict[
     return {key: _taken(saved[key], own.get(key)) for key in saved if not is_elsewhere(own.get(key))}
 
 
-def fitting_optimizer(folder: Path, name: str, optimizer: torch.optim.Optimizer, modules: Modules) -> dict[str, Any]:
+def fitting_optimizer(folder: Path, name: str, optimizer: torch.optim.Optimizer, modules: Models) -> dict[str, Any]:
     """What was saved of ``optimizer``, spread as its parameters, which ``modules`` name; else ``CheckpointError``."""
     told: dict[str, Any] = storage.read(folder / f"{name}.bin")
     groups, own = told["param_groups"], names(optimizer, modules)

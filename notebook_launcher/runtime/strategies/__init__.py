@@ -12,7 +12,7 @@ from notebook_launcher.core.strategies import STRATEGIES
 from notebook_launcher.runtime.plugins import ParallelismConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from contextlib import AbstractContextManager
     from pathlib import Path
 
@@ -21,10 +21,8 @@ if TYPE_CHECKING:
 
     from notebook_launcher.runtime.plugins import DataLoaderConfiguration, Keywords
     from notebook_launcher.runtime.process import Process
+    from notebook_launcher.runtime.shards import Models, Optimizers
     from notebook_launcher.runtime.storage import Draft
-
-    Models = Mapping[str, nn.Module]  # by their names in a checkpoint
-    Optimizers = Mapping[str, torch.optim.Optimizer]
 
 __all__ = ["STRATEGIES", "Strategy", "create"]
 

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
     from notebook_launcher.runtime.plugins import Keywords
     from notebook_launcher.runtime.process import Process
+    from notebook_launcher.runtime.shards import Models, Optimizers
     from notebook_launcher.runtime.storage import Draft
-    from notebook_launcher.runtime.strategies import Models, Optimizers
 
 
 class ZeroModel(models.Wrapper):
