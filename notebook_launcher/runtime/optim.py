@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from notebook_launcher.runtime.staging import Guard
 
 
-def _plain_step(optimizer: torch.optim.Optimizer, closure: Callable[[], Any] | None) -> Any:
+def plain_step(optimizer: torch.optim.Optimizer, closure: Callable[[], Any] | None) -> Any:
+    """``optimizer.step``."""
     return optimizer.step() if closure is None else optimizer.step(closure)
 
 
@@ -38,7 +39,7 @@ class PreparedOptimizer(torch.optim.Optimizer):
         self,
         optimizer: torch.optim.Optimizer,
         accumulation: Accumulation,
-        step: Callable[[torch.optim.Optimizer, Callable[[], Any] | None], Any] = _plain_step,
+        step: Callable[[torch.optim.Optimizer, Callable[[], Any] | None], Any] = plain_step,
     ) -> None:
         """Not the base's: this one has no parameters, state or hooks of its own."""
         self.optimizer = optimizer

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, final
 import torch
 
 from notebook_launcher.core.errors import ConfigError
-from notebook_launcher.runtime import holdings, models, shards
+from notebook_launcher.runtime import holdings, models, optim, shards
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
     from torch import nn
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 backward = torch.Tensor.backward
 clip = torch.nn.utils.clip_grad_norm_  # of gradients that every rank has in full, as the next
 clip_value = torch.nn.utils.clip_grad_value_
+step = optim.plain_step
 
 
 def moved(model: nn.Module, backend: Backend) -> Any:
@@ -44,11 +45,6 @@ def gradients(parameters: Iterable[torch.Tensor]) -> Iterable[torch.Tensor]:
 
 def pair(optimizer: torch.optim.Optimizer) -> None:
     """Do nothing: any optimizer goes with any model."""
-
-
-def step(optimizer: torch.optim.Optimizer, closure: Callable[[], Any] | None) -> Any:
-    """``optimizer.step``."""
-    return optimizer.step() if closure is None else optimizer.step(closure)
 
 
 def full_state(model: nn.Module) -> dict[str, Any]:
