@@ -23,13 +23,8 @@ if TYPE_CHECKING:
 _slots = object.__setattr__  # past nn.Module.__setattr__, which would register the module as its own child
 
 
-class Wrapper(nn.Module):
-    """What a strategy puts around a model, through which the model's own attributes and methods can be reached."""
-
-    def __init__(self, module: nn.Module) -> None:
-        """Hold ``module``, under that name."""
-        super().__init__()
-        self.module = module
+class Transparent(nn.Module):
+    """A wrapper through which the attributes and methods of its ``module`` can be reached."""
 
     def __getattr__(self, name: str) -> Any:
         """What the wrapper lacks, the module has."""
@@ -39,6 +34,15 @@ class Wrapper(nn.Module):
             if name == "module":
                 raise
             return getattr(self.module, name)
+
+
+class Wrapper(Transparent):
+    """What a strategy puts around a model where torch has nothing to put there."""
+
+    def __init__(self, module: nn.Module) -> None:
+        """Hold ``module``, under that name."""
+        super().__init__()
+        self.module = module
 
 
 WRAPPERS: list[Any] = [DistributedDataParallel, DataParallel, Wrapper]  # with a ``module``; strategies add their own

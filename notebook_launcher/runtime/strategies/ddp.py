@@ -43,22 +43,13 @@ class _Forward:
         return self.model.module.forward  # type: ignore[no-any-return]
 
 
-class DistributedModel(DistributedDataParallel):
+class DistributedModel(models.Transparent, DistributedDataParallel):
     """``DistributedDataParallel`` through which the module's own attributes and methods can be reached."""
 
     def __init__(self, module: nn.Module, **options: Any) -> None:
         """Wrap ``module``; ``options`` are those of ``DistributedDataParallel``."""
         super().__init__(module, **options)
         self.forward = _Forward(self)  # type: ignore[method-assign]
-
-    def __getattr__(self, name: str) -> Any:
-        """What the wrapper lacks, the module has."""
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            if name == "module":
-                raise
-            return getattr(self.module, name)
 
 
 class _NoSync:
