@@ -24,19 +24,19 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True)
-class DeviceStream:
-    """The random numbers of a kind of device, or of a library: how to read their state, set it, and seed them."""
+class Stream:
+    """The random numbers of a library, or of a kind of device: how to read their state, set it, and seed them."""
 
     read: Callable[[], Any]
     write: Callable[[Any], object]
     seed: Callable[[int], object]
 
 
-_At = tuple[DeviceStream, Any]  # random numbers, and a state of theirs
-_known: dict[str, DeviceStream] = {}  # by device type, of kinds that torch has no module of
+_At = tuple[Stream, Any]  # random numbers, and a state of theirs
+_known: dict[str, Stream] = {}  # by device type, of kinds that torch has no module of
 
 
-def know(device_type: str, stream: DeviceStream) -> None:
+def know(device_type: str, stream: Stream) -> None:
     """From now on ``device_type`` has random numbers, which torch itself knows nothing of."""
     _known[device_type] = stream
 
@@ -140,13 +140,13 @@ def have_moved(state: dict[str, Any]) -> bool:
     return any(_comparable(stream.read()) != _comparable(state[name]) for name, stream in _streams().items())
 
 
-def _streams(device: torch.device | None = None) -> dict[str, DeviceStream]:
+def _streams(device: torch.device | None = None) -> dict[str, Stream]:
     legacy: Any = np.random  # the stream that users draw from
     found = {
         # torch.manual_seed would seed every device too
-        "torch": DeviceStream(torch.get_rng_state, torch.set_rng_state, torch.default_generator.manual_seed),
-        "python": DeviceStream(random.getstate, random.setstate, random.seed),
-        "numpy": DeviceStream(
+        "torch": Stream(torch.get_rng_state, torch.set_rng_state, torch.default_generator.manual_seed),
+        "python": Stream(random.getstate, random.setstate, random.seed),
+        "numpy": Stream(
             functools.partial(legacy.get_state, legacy=False),  # of every kind of generator
             legacy.set_state,
             lambda number: legacy.seed(number % 2**32),
@@ -156,7 +156,7 @@ def _streams(device: torch.device | None = None) -> dict[str, DeviceStream]:
         found[device.type] = _known[device.type]
     elif device is not None and device.type != "cpu":
         module = torch.get_device_module(device)
-        found[device.type] = DeviceStream(module.get_rng_state, module.set_rng_state, module.manual_seed)
+        found[device.type] = Stream(module.get_rng_state, module.set_rng_state, module.manual_seed)
     return found
 
 

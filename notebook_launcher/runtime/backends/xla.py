@@ -42,7 +42,7 @@ def tpu(world: World) -> Backend:
     if not is_spmd:
         _check_alone(world, runtime)
     states = model.get_rng_state, model.set_rng_state
-    randomness.know("xla", randomness.DeviceStream(*states, seed=model.set_rng_state))
+    randomness.know("xla", randomness.Stream(*states, seed=model.set_rng_state))
     return Backend(
         "xla",
         device,
