@@ -138,8 +138,10 @@ class PreparedLoader(DataLoader[Any]):
 
     def place(self) -> State:
         """Where this process is in the loader, for ``go_on``."""
+        share = self._share
+        drawn = share.sampler.drawn_ahead if share.sampler is not None else None
         told = {"reads": self._reads(), "samples": self._step_samples()}
-        return self._share.place.state(self._share.latest, self._share.plan.num_parts) | told
+        return share.place.state(share.latest, share.plan.num_parts, drawn) | told
 
     def fits(self, place: State) -> bool:
         """Whether ``place`` may be that of this loader."""
@@ -185,6 +187,8 @@ class PreparedLoader(DataLoader[Any]):
     def _batches_from(self, beginning: Beginning) -> Iterator[dispatch.Received]:
         """This rank's batches from ``beginning`` on, each with the round that it belongs to."""
         sampler, start = self._share.sampler, beginning.start
+        if sampler is not None:
+            sampler.known = beginning.drawn
         if sampler is None or self._share.dispatches:
             batches = self._data_batches(start if beginning.is_there else 0)
         elif beginning.is_exact:
@@ -312,7 +316,11 @@ def _share_of(
     is_common = num_ranks == process.num_processes and world_size > 1
     dispatches = (iterable if options.dispatch_batches is None else options.dispatch_batches) and is_common
     drawn = (dataclasses.replace(plan, num_ranks=1), 0) if dispatches else (plan, rank)
-    sampler = None if iterable else SharedSampler(base, *drawn, epochs, is_agreed=is_common and not dispatches)
+    is_agreed = is_common and not dispatches
+    num_prefetched = loader.num_workers * (loader.prefetch_factor or 0)
+    sampler = None
+    if not iterable:
+        sampler = SharedSampler(base, *drawn, epochs, is_agreed=is_agreed, num_prefetched=num_prefetched)
     in_process = sampler is None and not loader.num_workers
     return _Share(
         progress=progress,

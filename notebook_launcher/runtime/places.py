@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from notebook_launcher.runtime import randomness
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     import torch
 
@@ -31,6 +31,7 @@ class Beginning(NamedTuple):
     is_exact: bool  # those before it are read and dropped, not passed over
     is_there: bool  # the data set itself has been brought there
     is_at_end: bool  # and has nothing left
+    drawn: dict[int, Any]  # indices that had been drawn ahead, by number, not to be drawn otherwise now
 
 
 class Place:
@@ -53,14 +54,19 @@ class Place:
         self._reading: _Reading | None = None
         self._ahead: tuple[int, list[Any]] = (0, [])
 
-    def state(self, latest: Iteration | None, num_parts: int) -> State:
-        """For ``load``. ``latest`` is the loader's latest pass; a step takes ``num_parts`` of the data's batches."""
+    def state(
+        self, latest: Iteration | None, num_parts: int, drawn_ahead: Callable[[int], dict[int, Any]] | None
+    ) -> State:
+        """For ``load``. ``latest`` is the loader's latest pass; a step takes ``num_parts`` of the data's batches.
+
+        ``drawn_ahead`` tells the indices that were drawn after so many.
+        """
         if latest is None or not latest.is_open:
             return self.pending or self._now()
         place = {"batches": latest.index, "num_parts": num_parts, "is_last": latest.is_last}
-        read: State = {"ahead": []}
+        read: State = {"ahead": [], "drawn": drawn_ahead(latest.index * num_parts) if drawn_ahead else {}}
         if self._reading is not None and not latest.is_last:  # after its last batch a data set may have begun anew
-            read = self._reading.state(latest.index * num_parts)
+            read |= self._reading.state(latest.index * num_parts)
         return self._now() | place | {"beginning": self._beginning, "is_own": self._is_own} | read
 
     def fits(self, state: State) -> bool:
@@ -104,7 +110,9 @@ class Place:
         if is_there and pending is not None and self._dataset is not None:
             self._dataset.load_state_dict(pending["dataset"])
         is_exact = pending is not None and pending["is_exact"] and skip is None
-        yield Beginning(start, is_exact, is_there, pending is not None and is_there and pending["is_last"])
+        is_at_end = pending is not None and is_there and pending["is_last"]
+        drawn = pending.get("drawn", {}) if is_exact and pending is not None else {}  # none in an older checkpoint
+        yield Beginning(start, is_exact, is_there, is_at_end, drawn)
         if pending is not None:
             randomness.restore(now)
             self._set(self._epochs.state() | {"generators": pending["generators"]}, dataset=False)

@@ -6,6 +6,7 @@ import collections
 import itertools
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch.utils import data as torch_data
@@ -21,8 +22,9 @@ if TYPE_CHECKING:
 _SHUFFLERS = (torch_data.RandomSampler, torch_data.SubsetRandomSampler, torch_data.WeightedRandomSampler)
 _SAME_EVERYWHERE = (torch_data.SequentialSampler, torch_data.BatchSampler, *_SHUFFLERS)  # given the same generator
 _MAX_SEED = 2**63 - 1
-_MAX_AHEAD = 2**16  # items of a sampler of known length that are drawn before the first is used
-_AHEAD = 64  # of one that may go on for ever
+_MAX_AHEAD = 2**16  # items of a sampler that has no more are all drawn before the first is used
+_AHEAD = 64  # of one that has, or may go on for ever
+_PLAIN = (int, float, str, tuple, list, torch.Tensor, np.generic)
 
 Notes = collections.deque[sharding.Round[Any]]
 
@@ -145,16 +147,15 @@ def random_int(generator: torch.Generator | None = None) -> int:
     return int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())
 
 
-def agreed(base: Any) -> Iterator[Any]:
-    """What ``base`` yields, the same on every rank: rank 0's, where ranks that draw for themselves may differ."""
-    stream: Iterator[Any] = iter(base)
+def agreed(stream: Iterator[Any], base: Any) -> Iterator[Any]:
+    """What ``base`` yields, the same on every rank: rank 0's ``stream``, where those of the ranks may differ."""
     if all(type(sampler) in _SAME_EVERYWHERE for sampler in samplers_of(base)):
         return stream
     try:
-        num_items = min(len(base) + 1, _MAX_AHEAD)
+        num_items = len(base) + 1
     except TypeError:
         num_items = _AHEAD
-    return _from_first_rank(stream, num_items)
+    return _from_first_rank(stream, num_items if num_items <= _MAX_AHEAD else _AHEAD)
 
 
 def _from_first_rank(stream: Iterator[Any], num_items: int) -> Iterator[Any]:
@@ -179,6 +180,11 @@ def _from_first_rank(stream: Iterator[Any], num_items: int) -> Iterator[Any]:
             return
 
 
+def _is_plain(item: Any) -> bool:
+    """Whether a checkpoint can hold an index, or a list of them."""
+    return isinstance(item, _PLAIN) and all(map(_is_plain, item if isinstance(item, tuple | list) else ()))
+
+
 def _after(drawn: Iterator[Any], notes: Notes, num_skipped: int) -> Iterator[Any]:
     for _ in itertools.islice(drawn, num_skipped):
         notes.popleft()
@@ -191,25 +197,33 @@ class SharedSampler:
     ``notes`` holds, for the pass begun last, what is to be known of each batch that was drawn and not yet handed out.
     """
 
-    def __init__(self, base: Any, plan: sharding.Plan, rank: int, epochs: Epochs, *, is_agreed: bool) -> None:
+    def __init__(
+        self, base: Any, plan: sharding.Plan, rank: int, epochs: Epochs, *, is_agreed: bool, num_prefetched: int = 0
+    ) -> None:
         """``base`` gives lists of indices, or single ones where the loader does not batch.
 
-        ``is_agreed``: every rank draws, and takes what rank 0 has drawn.
+        ``is_agreed``: every rank draws, and takes what rank 0 has drawn. ``num_prefetched``: batches of this rank's
+        share that the loader's workers are given before they are asked for.
         """
         self.base = base
         self.plan = plan
         self.epochs = epochs
         self.notes: Notes = collections.deque()
         self.num_skipped = 0  # batches that passes begun now leave out at their beginning
+        self.known: dict[int, Any] = {}  # what passes begun now yield instead of what ``base`` does, by number
         self._rank = rank
         self._is_agreed = is_agreed
+        self._num_drawn = 0
+        self._drawn: collections.deque[Any] = collections.deque(maxlen=(num_prefetched + 3) * plan.num_parts + _AHEAD)
 
     def __iter__(self) -> Iterator[Any]:
         """Begin a pass; the epoch begins when its first index is drawn."""
         self.notes = collections.deque()
         self.epochs.announce()
         # Some samplers draw their order here, others at the first index: each where it does in plain torch.
-        batches = agreed(self.base) if self._is_agreed else iter(self.base)
+        batches = self._followed(iter(self.base))
+        if self._is_agreed:
+            batches = agreed(batches, self.base)
         draw = self._draw_alone if self.plan.num_ranks == 1 else self._draw
         drawn = draw(batches, self.notes)
         return _after(drawn, self.notes, self.num_skipped) if self.num_skipped else drawn
@@ -222,6 +236,22 @@ class SharedSampler:
     def num_samples(self) -> int | None:
         """How many samples a pass has, over all ranks; None where only the batch sampler itself could tell."""
         return len(self.base.sampler) if type(self.base) is torch_data.BatchSampler else None  # type: ignore[arg-type]
+
+    def drawn_ahead(self, num_before: int) -> dict[int, Any]:
+        """What was drawn of the pass begun last, by number, but for the first ``num_before`` and what isn't plain.
+
+        A sampler may draw from random numbers that training draws from meanwhile, and then not the same once more.
+        """
+        first = self._num_drawn - len(self._drawn)
+        found = {number: item for number, item in enumerate(self._drawn, first) if number >= num_before}
+        return {number: item for number, item in found.items() if _is_plain(item)}
+
+    def _followed(self, stream: Iterator[Any]) -> Iterator[Any]:
+        self._drawn.clear()
+        for number, drawn in enumerate(stream):
+            self._num_drawn = number + 1
+            self._drawn.append(self.known.get(number, drawn))
+            yield self._drawn[-1]
 
     def __getattr__(self, name: str) -> Any:
         """The loader's own sampler has the rest: ``sampler``, ``batch_size``, ``drop_last``."""

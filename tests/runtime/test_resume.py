@@ -82,6 +82,17 @@ class NumpyOrder(Sampler):
         yield from np.random.permutation(NUM_SAMPLES).tolist()  # noqa: NPY002
 
 
+class Lazy(Sampler):
+    """Draws each index when it is asked for, from the numbers that dropout draws from too."""
+
+    def __len__(self):
+        return NUM_SAMPLES
+
+    def __iter__(self):
+        for _ in range(NUM_SAMPLES):
+            yield int(torch.randint(NUM_SAMPLES, ()))
+
+
 LOADERS = {
     "shuffled": lambda: {"dataset": Augmented(), "shuffle": True},
     "in order": lambda: {"dataset": Augmented()},
@@ -89,6 +100,8 @@ LOADERS = {
     "generator": lambda: {"dataset": Augmented(), "shuffle": True, "generator": torch.Generator().manual_seed(5)},
     "workers and generator": lambda: {**LOADERS["generator"](), "num_workers": 2},
     "sampler": lambda: {"dataset": Augmented(), "sampler": NumpyOrder()},
+    "lazy sampler": lambda: {"dataset": Augmented(), "sampler": Lazy()},
+    "lazy sampler and workers": lambda: {**LOADERS["lazy sampler"](), "num_workers": 1, "prefetch_factor": 1},
     "stream": lambda: {"dataset": Stream()},
     "stream and workers": lambda: {"dataset": Stream(), "num_workers": 2},
     "stateful stream": lambda: {"dataset": Stateful()},
@@ -205,7 +218,9 @@ def test_a_run_interrupted_after_any_step_goes_on_as_if_it_was_not(loader, tmp_p
     assert compare(tmp_path, loader) == (8 if loader == "distributed sampler" else 14)
 
 
-@pytest.mark.parametrize("loader", ["workers", "workers and generator", "stream and workers"])
+@pytest.mark.parametrize(
+    "loader", ["workers", "workers and generator", "lazy sampler and workers", "stream and workers"]
+)
 def test_loader_workers_draw_what_they_would_have(loader, tmp_path):
     assert compare(tmp_path, loader, num_steps=3) == 6
 
@@ -227,10 +242,73 @@ def ranks_compare(folder, loader, options):
         ("stateful stream", {"dataloader_config": DataLoaderConfiguration(even_batches=False)}),
         ("stateful stream", {"dataloader_config": DataLoaderConfiguration(even_batches=False, dispatch_batches=False)}),
         ("workers", {"split_batches": True, "num_steps": 3}),
+        ("lazy sampler", {"dataloader_config": DataLoaderConfiguration(dispatch_batches=True)}),
     ],
 )
 def test_two_ranks_interrupted_go_on_as_if_they_were_not(on_ranks, loader, options, tmp_path):
     assert min(on_ranks(ranks_compare, tmp_path, loader, options)) >= 6
+
+
+class Endless(Sampler):
+    """Batches as numpy gives them, from the random numbers of the training."""
+
+    def __iter__(self):
+        while True:
+            yield [np.int64(torch.randint(9999, ()))]
+
+
+def read_endless(folder, place):
+    """Samples and random numbers of some steps of an order that is drawn while training draws, after ``place``."""
+    accelerator = Accelerator(cpu=True)
+    seed_all(accelerator.process_index if place is None else 99)
+    loader = accelerator.prepare(DataLoader(range(9999), batch_sampler=Endless()))
+    if place is not None:
+        accelerator.load_state(folder / str(place))
+    found = []
+    for number, batch in enumerate(loader, 1 + (place or 0)):
+        found.append((number, accelerator.gather(batch).tolist(), torch.rand(()).item()))
+        if place is None and number in {20, 33, 64}:
+            accelerator.save_state(folder / str(number))
+        if number == 100:
+            return found
+    raise AssertionError
+
+
+def ranks_read_endless(folder):
+    whole = read_endless(folder, None)
+    return [read_endless(folder, place) == whole[place:] for place in (20, 33, 64)]
+
+
+def test_what_two_ranks_have_drawn_ahead_of_an_endless_order_is_read(on_ranks, tmp_path):
+    assert on_ranks(ranks_read_endless, tmp_path) == [[True] * 3] * 2
+
+
+class Named(Dataset):
+    def __getitem__(self, name):
+        return name.value
+
+
+@dataclasses.dataclass
+class Name:
+    value: int
+
+
+class ByName(Sampler):
+    def __len__(self):
+        return 4
+
+    def __iter__(self):
+        return map(Name, range(4))
+
+
+def test_indices_that_no_checkpoint_can_hold_are_drawn_again(tmp_path):
+    accelerator = Accelerator(cpu=True)
+    loader = accelerator.prepare(DataLoader(Named(), sampler=ByName(), batch_size=1))
+    for _ in loader:
+        accelerator.save_state(tmp_path / "saved")
+        break
+    accelerator, loader = resumed(tmp_path / "saved", DataLoader(Named(), sampler=ByName(), batch_size=1))
+    assert listed(loader) == [[1], [2], [3]]
 
 
 # --- where a loader is ------------------------------------------------------------------------------------------------

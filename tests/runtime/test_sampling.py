@@ -171,10 +171,10 @@ def test_an_endless_sampler_is_drawn_as_it_is_read(on_ranks):
 def test_what_torch_draws_alike_needs_no_message():
     """There is no process group here to send one in."""
     for base in (RandomSampler(range(4)), BatchSampler(SubsetRandomSampler(range(4)), 4, drop_last=False)):
-        drawn = next(sampling.agreed(base))
+        drawn = next(sampling.agreed(iter(base), base))
         assert drawn in range(4) or sorted(drawn) == [0, 1, 2, 3]
     with pytest.raises(ValueError, match="process group"):
-        next(sampling.agreed(OneByOne()))
+        next(sampling.agreed(iter(OneByOne()), OneByOne()))
 
 
 class CountingEpochs(Sampler):
