@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from notebook_launcher.core.errors import PeerError
 from notebook_launcher.runtime import agreement, sharding, trees
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from notebook_launcher.runtime.process import Process
 
 Received = tuple[Any, sharding.Round[Any]]
+_END, _FAILED = 0, -1  # in place of a message's length
 
 
 def own(rounds: Iterator[sharding.Round[Any]], rank: int) -> Iterator[Received]:
@@ -29,7 +31,7 @@ def received(rounds: Iterator[sharding.Round[Any]], process: Process) -> Iterato
     """This rank's batch of each round that rank 0 reads, and the round without the others' batches.
 
     ``process`` is one of those that share the data. Whole batches travel, so the ranks' may differ in shape. An error
-    while reading is raised on rank 0, and tells the others to stop.
+    while reading is raised on rank 0, and a ``PeerError`` on the others.
     """
     if process.world.rank == 0:
         yield from own(_sent(rounds, process), 0)
@@ -43,20 +45,21 @@ def received(rounds: Iterator[sharding.Round[Any]], process: Process) -> Iterato
 def _sent(rounds: Iterator[sharding.Round[Any]], process: Process) -> Iterator[sharding.Round[Any]]:
     """The rounds, once the other ranks have their batches; at the end, or at an error, they are told."""
     others = list(enumerate(process.shares or range(process.num_processes)))[1:]
-    is_left = False
+    last: int | None = _FAILED
     try:
         for round_ in rounds:
             bare: sharding.Round[Any] = sharding.Round([], round_.sizes, round_.counts, round_.is_last)
             parts = dict(enumerate(round_.parts))
             _wait([w for to, share in others for w in _send((parts.get(share), share in parts, bare), to)])
             yield round_
+        last = _END
     except GeneratorExit:
-        is_left = True  # and so it was on the other ranks
+        last = None  # the loop was left, and so it was on the other ranks
         raise
     finally:
-        if not is_left:
-            end = torch.zeros(1, dtype=torch.int64, device=agreement.carrier())
-            _wait([(end, dist.isend(end, to)) for to, _ in others])
+        if last is not None:
+            word = torch.tensor([last], device=agreement.carrier())
+            _wait([(word, dist.isend(word, to)) for to, _ in others])
 
 
 def _send(message: Any, to: int) -> list[tuple[torch.Tensor, Any]]:
@@ -71,7 +74,12 @@ def _send(message: Any, to: int) -> list[tuple[torch.Tensor, Any]]:
         return _Place(len(tensors) - 1)
 
     tree = trees.map_leaves(left_out, message[0])
-    pickled = pickle.dumps((tree, [(one.shape, one.dtype) for one in tensors], *message[1:]))
+    kinds = [(one.shape, one.dtype) for one in tensors]
+    pickled = trees.pickled(
+        (tree, kinds, *message[1:]),
+        "a batch that rank 0 read",
+        "; or let each rank read its own, with DataLoaderConfiguration(dispatch_batches=False)",
+    )
     header = torch.frombuffer(bytearray(pickled), dtype=torch.uint8).to(device)
     length = torch.tensor([len(pickled)], device=device)
     return [(one, dist.isend(one, to)) for one in (length, header, *tensors) if one.numel()]
@@ -82,7 +90,9 @@ def _receive() -> tuple[Any, bool, sharding.Round[Any]] | None:
     device = agreement.carrier()
     length = torch.empty(1, dtype=torch.int64, device=device)
     dist.recv(length, 0)
-    if not length.item():
+    if length.item() == _FAILED:
+        raise PeerError("rank 0, which reads the data of this loader for all ranks, failed at it: see its own error.")
+    if length.item() == _END:
         return None
     header = torch.empty(int(length.item()), dtype=torch.uint8, device=device)
     dist.recv(header, 0)

@@ -6,6 +6,7 @@ The first of them meets the other ranks, where no ``Accelerator`` or ``PartialSt
 from __future__ import annotations
 
 import dataclasses
+import pickle
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -55,9 +56,10 @@ def broadcast_object(thing: Any, source: int = 0) -> Any:
     """Rank ``source``'s object, on every rank."""
     if _is_alone():
         return thing
-    box = [thing]
+    is_source = dist.get_rank() == source
+    box = [_pickled(thing) if is_source else None]
     dist.broadcast_object_list(box, src=source)
-    return box[0]
+    return thing if is_source else pickle.loads(box[0] or b"")
 
 
 def all_objects(thing: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
@@ -65,8 +67,12 @@ def all_objects(thing: Any, group: dist.ProcessGroup | None = None) -> list[Any]
     if _is_alone(group):
         return [thing]
     found: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(found, thing, group)
-    return found
+    dist.all_gather_object(found, _pickled(thing), group)
+    return [pickle.loads(one) for one in found]
+
+
+def _pickled(thing: Any) -> bytes:
+    return trees.pickled(thing, f"this {type(thing).__name__}")
 
 
 def broadcast_object_list(object_list: list[Any], from_process: int = 0) -> list[Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import pickle
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from typing import Any, TypeGuard
 
@@ -25,6 +26,17 @@ def is_dataclass_instance(tree: object) -> bool:
 def is_namedtuple(tree: object) -> TypeGuard[Any]:
     """Whether ``tree`` is a tuple with field names, which is rebuilt from positional arguments."""
     return isinstance(tree, tuple) and hasattr(tree, "_fields")
+
+
+def pickled(tree: Any, what: str, instead: str = "") -> bytes:
+    """``tree`` as bytes that another process reads; ``TypeError``, in which it is ``what``, where that can't be."""
+    try:
+        return pickle.dumps(tree)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise TypeError(
+            f"{what} can't be sent to another process: {error}. Define classes outside of functions, and leave out "
+            f"what belongs to one process: open files, locks, generators, lambdas{instead}."
+        ) from error
 
 
 def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:

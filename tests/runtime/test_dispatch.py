@@ -141,7 +141,39 @@ class Unsendable(IterableDataset):
         )
 
 
+def read_all_of(data):
+    read = []
+    try:
+        read += Accelerator(cpu=True).prepare(DataLoader(data, batch_size=None))
+    except Exception as error:  # noqa: BLE001
+        return len(read), type(error).__name__, str(error)
+    return len(read), "no error", ""
+
+
+def test_a_batch_that_can_not_be_sent_is_an_error_on_every_rank(on_ranks):
+    first, second = on_ranks(read_all_of, Unsendable())
+    assert first[:2] == (1, "TypeError")
+    assert "a batch that rank 0 read can't be sent" in first[2]
+    assert "<lambda>" in first[2]
+    assert "dispatch_batches=False" in first[2]
+    assert second[:2] == (1, "PeerError")
+    assert "rank 0, which reads the data" in second[2]
+
+
 def test_a_batch_that_can_not_be_sent_is_the_runs_error(on_ranks):
-    with pytest.raises(Exception, match="pickle") as caught:
+    with pytest.raises(TypeError, match="can't be sent") as caught:
         on_ranks(lambda: list(Accelerator(cpu=True).prepare(DataLoader(Unsendable(), batch_size=None))))
     assert "rank 0" in "".join(caught.value.__notes__)
+
+
+class Broken(IterableDataset):
+    def __iter__(self):
+        yield torch.ones(1)
+        yield torch.ones(1)
+        raise LookupError("no such file")
+
+
+def test_data_that_can_not_be_read_end_the_pass_of_no_rank_quietly(on_ranks):
+    first, second = on_ranks(read_all_of, Broken())
+    assert first[1:] == ("LookupError", "no such file")
+    assert second[1] == "PeerError"

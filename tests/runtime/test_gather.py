@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 
 import notebook_launcher
 from notebook_launcher import Accelerator, ConfigError
-from notebook_launcher.runtime.gather import broadcast
+from notebook_launcher.runtime.gather import broadcast, gather_object
 
 
 class Both(NamedTuple):
@@ -419,3 +419,26 @@ def after_the_group():
 
 def test_a_call_when_the_group_is_gone_is_an_error_until_a_new_one_is_made(on_ranks):
     assert on_ranks(after_the_group) == [[1.0, 1.0]] * 2
+
+
+def local_objects():
+    accelerator = Accelerator(cpu=True)
+
+    class Local:
+        number = accelerator.process_index
+
+    found = []
+    for collective in (gather_object, accelerator.gather_for_metrics):
+        try:
+            collective(Local())
+            found.append("")
+        except TypeError as error:
+            found.append(str(error))
+    return found
+
+
+def test_an_object_that_can_not_be_sent_is_named_with_what_to_do(on_ranks):
+    for told in on_ranks(local_objects):
+        for text in told:
+            assert "<locals>.Local" in text
+            assert "Define classes outside of functions" in text
