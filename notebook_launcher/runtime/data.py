@@ -105,10 +105,8 @@ class PreparedLoader(DataLoader[Any]):
 
         ``enumerate`` counts from 0 in the rest of an epoch; this does not. 0 between passes.
         """
-        latest, pending = self._share.latest, self._share.place.pending
-        if latest is not None and latest.is_open:
-            return latest.index
-        return 0 if pending is None else int(pending["batches"])
+        latest = self._share.latest
+        return latest.index if latest is not None and latest.is_open else self._share.place.num_handed_out
 
     @property
     def total_batch_size(self) -> int:

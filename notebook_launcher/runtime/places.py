@@ -85,16 +85,34 @@ class Place:
             num_batches = state["batches"] * was // now
             self.pending = state | {"batches": num_batches, "num_parts": num_parts, "is_exact": is_exact}
 
+    @property
+    def num_handed_out(self) -> int:
+        """Batches of the epoch that the next pass goes on with; 0 where it begins one."""
+        return 0 if self.pending is None or self._is_over(self.pending, None) else int(self.pending["batches"])
+
     def set_epoch(self, epoch: int) -> None:
         """Make ``epoch`` the next one; one that is not the interrupted one begins at its beginning."""
-        if self.pending is not None and self.pending["beginning"]["epoch"] != epoch:
-            self.pending = None
+        if self.pending is not None:
+            is_that = self.pending["beginning"]["epoch"] == epoch
+            self.pending = self.pending | {"is_named": True} if is_that else None
         self._epochs.set_epoch(epoch)
+
+    @staticmethod
+    def _is_over(pending: State, skip: int | None) -> bool:
+        """Whether all was handed out, and the next pass begins the next epoch.
+
+        Training code finds its epoch by the steps that it has made. Who names the epoch that is over, or skips all of
+        it, gets its rest: nothing.
+        """
+        return pending["is_last"] and not pending.get("is_named") and (skip is None or skip < pending["batches"])
 
     @contextlib.contextmanager
     def beginning(self, skip: int | None, num_parts: int) -> Iterator[Beginning]:
         """A context in which a pass begins as the interrupted one did: at ``skip``, or where that was if it is None."""
         pending, self.pending = self.pending, None
+        if pending is not None and self._is_over(pending, skip):
+            self._set(pending, dataset=True)
+            pending = None
         now = {} if pending is None else randomness.snapshot()  # numpy's takes its time
         was_set = self._epochs.was_set
         start, is_there = skip or 0, False
