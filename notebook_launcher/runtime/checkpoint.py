@@ -18,6 +18,7 @@ import contextlib
 import copy
 import dataclasses
 import functools
+import itertools
 import pickle
 import uuid
 from pathlib import Path
@@ -194,12 +195,14 @@ class Checkpoints:
         """Write all but the manifest; return how many models are there."""
         models = [prepared for _, prepared in self.models]
         if self.save_hooks:
-            weights = [self.strategy.full_state(model) for model in models]
+            # Of models in parts a hook gets no weights, as from Accelerate: one rank's hook may not decide for all.
+            weights = [self.strategy.full_state(model) for model in models if self.strategy.trains_apart]
             left = list(weights)
             for hook in self.save_hooks.values():
                 hook([*models], left, str(draft.path))
             # A hook takes away the weights that it has saved itself.
-            models = [model for model, own in zip(models, weights, strict=True) if any(own is one for one in left)]
+            kept = [any(own is one for one in left) for own in weights] or [True] * len(models)
+            models = list(itertools.compress(models, kept))
         optimizers = _named("optimizer", self.optimizers)
         self.strategy.save(draft, _named("model", models), optimizers, safe=safe)
         scalings = [scaling.state_dict() for scaling in self._scalings()]
@@ -310,7 +313,7 @@ class Checkpoints:
         was = rank if is_same else shares.index(share) if share in shares else None  # the rank that this one was
         models = [prepared for _, prepared in self.models]
         for hook in self.load_hooks.values():
-            hook(models, str(folder))
+            hook(models if self.strategy.trains_apart else [], str(folder))
         self._compare_counts(folder, facts["counts"], len(models), lost)
         optimizers = _named("optimizer", self.optimizers)
         acts.append(self.strategy.load(folder, _named("model", models), optimizers, strict=strict))

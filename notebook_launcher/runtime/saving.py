@@ -112,14 +112,16 @@ class Saving:
         """Have ``save_state`` first call ``hook(models, weights, output_dir)``, on every process.
 
         It may write files of its own there, and take the models' states out of the list ``weights``, which are then not
-        saved. ``.remove()`` of what is returned takes it back.
+        saved. That list is empty where ranks have parts of the models (FSDP, ZeRO, tensor and pipeline parallel), which
+        are saved in any case. ``.remove()`` of what is returned takes it back.
         """
         return _kept(hook, self._checkpoints.save_hooks)
 
     def register_load_state_pre_hook(self, hook: Callable[..., object]) -> RemovableHandle:
         """Have ``load_state`` first call ``hook(models, input_dir)``, when the files are checked.
 
-        It may take models that it loads itself out of the list ``models``. ``.remove()`` takes it back.
+        It may take models that it loads itself out of the list ``models``, which is empty where ranks have parts of
+        them. ``.remove()`` takes it back.
         """
         return _kept(hook, self._checkpoints.load_hooks)
 

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from notebook_launcher import (
     Accelerator,
+    DeepSpeedPlugin,
     FullyShardedDataParallelPlugin,
     ParallelismConfig,
     PipelineParallelPlugin,
@@ -300,3 +301,44 @@ def test_an_optimizer_of_parameters_in_no_model_goes_by_their_order(tmp_path):
         values["momentum_buffer"].zero_()
     accelerator.load_state(tmp_path)
     assert [optimizer.state[tensor]["momentum_buffer"].tolist() for tensor in (one, other)] == [[1.0] * 3, [2.0] * 3]
+
+
+# --- hooks ------------------------------------------------------------------------------------------------------------
+
+
+def saved_through_hooks(folder, options):
+    """What hooks were given, when only rank 0's takes weights away, and whether the weights came back."""
+    accelerator = Accelerator(cpu=True, **options)
+    model = net(seed=1)
+    model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters()))
+    given = []
+
+    def step():
+        accelerator.backward(model(torch.ones(2, 6)).sum())
+        optimizer.step()
+        optimizer.zero_grad()
+
+    def save(models, weights, _):
+        given.append((len(models), len(weights)))
+        if accelerator.is_main_process and weights:
+            weights.pop()
+
+    def load(models, _):
+        given.append(len(models))
+        models.clear()
+
+    accelerator.register_save_state_pre_hook(save)
+    accelerator.register_load_state_pre_hook(load)
+    step()
+    accelerator.save_state(folder)
+    before = accelerator.get_state_dict(model)
+    step()
+    accelerator.load_state(folder)
+    after = accelerator.get_state_dict(model)
+    return given, all(torch.equal(after[name], value) for name, value in before.items())
+
+
+@pytest.mark.parametrize("options", [fsdp(), sizes(tp_size=2), {"deepspeed_plugin": DeepSpeedPlugin(zero_stage=2)}])
+def test_hooks_decide_nothing_of_models_in_parts(on_ranks, tmp_path, options):
+    """As scripts for Accelerate expect: one rank's hook took weights away, and the checkpoint could not be read."""
+    assert on_ranks(saved_through_hooks, tmp_path, options) == [([(1, 0), 0], True)] * 2

@@ -6,6 +6,7 @@ import contextlib
 import weakref
 from typing import TYPE_CHECKING, Any, final
 
+import torch
 from torch.distributed.algorithms.join import Join, Joinable
 from torch.nn.parallel import DistributedDataParallel
 
@@ -16,7 +17,7 @@ from notebook_launcher.runtime.strategies import single
 from notebook_launcher.runtime.together import together
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from torch import nn
@@ -36,6 +37,9 @@ class _Forward:
         self.model = model
 
     def __call__(self, *inputs: Any, **kwargs: Any) -> Any:
+        if torch.is_grad_enabled():
+            self.model.is_ready = self.model.require_backward_grad_sync
+            self.model.refuse_unfrozen()
         return DistributedDataParallel.forward(self.model, *inputs, **kwargs)  # type: ignore[no-untyped-call]
 
     @property
@@ -50,6 +54,35 @@ class DistributedModel(models.Transparent, DistributedDataParallel):
         """Wrap ``module``; ``options`` are those of ``DistributedDataParallel``."""
         super().__init__(module, **options)
         self.forward = _Forward(self)  # type: ignore[method-assign]
+        self.is_ready = False  # a forward has told DDP to exchange the gradients of the backward that comes
+        ignored = self.parameters_to_ignore
+        self._frozen = [
+            (name, one) for name, one in module.named_parameters() if not (one.requires_grad or name in ignored)
+        ]
+
+    def make_ready(self) -> None:
+        """Have the backward that comes exchange its gradients, though one has since the last forward.
+
+        Theirs are then the averages of before and, on top, each rank's own: their average is right. DDP would leave
+        them as they are, different on each rank.
+        """
+        if self.require_backward_grad_sync and not (self.find_unused_parameters or self.static_graph):
+            if not self.is_ready:
+                reducer: Any = self.reducer
+                reducer._rebuild_buckets()  # noqa: SLF001 - as a forward does: once, in the order of the first backward
+                reducer.prepare_for_backward([])
+            self.is_ready = False
+
+    def refuse_unfrozen(self) -> None:
+        """Raise ``ConfigError`` where a parameter is trained that was frozen when DDP saw it."""
+        for name, parameter in self._frozen:
+            if parameter.requires_grad:
+                raise ConfigError(
+                    f"{name} was frozen when prepare was given its model, and requires gradients now: DDP would not "
+                    "exchange them, and the ranks' weights would drift apart. Let all that is ever trained require "
+                    "gradients when it is prepared, and freeze it afterwards, with "
+                    "DistributedDataParallelKwargs(find_unused_parameters=True); or launch with strategy='fsdp'."
+                )
 
 
 class _NoSync:
@@ -106,7 +139,6 @@ class DistributedData:
     name = "ddp"
     layout = single.Single.layout
     trains_apart = True
-    backward = staticmethod(single.backward)
     clip = staticmethod(single.clip)
     clip_value = staticmethod(single.clip_value)
     gradients = staticmethod(single.gradients)
@@ -121,7 +153,7 @@ class DistributedData:
         self.data_process = process
         self._device = process.device
         self._options = changed(keywords[DistributedDataParallelKwargs])
-        self._arrivals: weakref.WeakKeyDictionary[nn.Module, buckets.Arrivals] = weakref.WeakKeyDictionary()
+        self._arrivals: weakref.WeakKeyDictionary[DistributedModel, buckets.Arrivals] = weakref.WeakKeyDictionary()
         self._loaded: list[tuple[buckets.Arrivals, list[str]]] = []  # what ``go_on`` is to replay
 
     def place(self, model: nn.Module) -> Any:
@@ -143,6 +175,12 @@ class DistributedData:
             _compress(wrapped, hook, wrapper, state_options)
         self._arrivals[wrapped] = buckets.Arrivals(wrapped)
         return wrapped
+
+    def backward(self, loss: torch.Tensor, **options: Any) -> None:
+        """Add the averages of the gradients, of a second backward through a forward too."""
+        for model in self._arrivals:
+            model.make_ready()
+        single.backward(loss, **options)  # type: ignore[no-untyped-call]
 
     def no_sync(self, model: nn.Module) -> _NoSync | None:
         """A context without gradient exchange; None for a model that DDP does not hold."""
@@ -185,5 +223,6 @@ class DistributedData:
 
     def _heard(self, models_: Models) -> dict[str, buckets.Arrivals]:
         """What is known of those that this strategy has wrapped."""
-        found = {name: self._arrivals.get(models.compiled_from(model)) for name, model in models_.items()}
+        arrivals: Mapping[Any, buckets.Arrivals] = self._arrivals
+        found = {name: arrivals.get(models.compiled_from(model)) for name, model in models_.items()}
         return {name: one for name, one in found.items() if one is not None}
