@@ -335,10 +335,13 @@ def _save(thing: Any, file: Any, written: Any, name: str, *, of_any_kind: bool) 
         if file is written:
             file.seek(0)
         unsafe = [] if of_any_kind else torch.serialization.get_unsafe_globals_in_checkpoint(written)
+    if not of_any_kind:  # that torch knows a dtype's name does not say that it can build it
+        arrays = (leaf for leaf in trees.leaves(thing) if isinstance(leaf, np.ndarray | np.generic))
+        unsafe += {f"numpy's {array.dtype}" for array in arrays if type(array.dtype) not in _NUMPY}
     if unsafe:
         raise ConfigError(
             f"{name} would hold {', '.join(sorted(unsafe))}, which can't be loaded without executing pickle; "
-            "have state_dict() return tensors, arrays, numbers, strings, lists and dictionaries only"
+            "have state_dict() return tensors, numbers, strings, arrays of them, lists and dictionaries only"
         )
 
 

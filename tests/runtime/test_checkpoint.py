@@ -415,6 +415,59 @@ def test_saving_within_a_group_says_what_is_lost(tmp_path):
     assert not parts.model.weight.grad.any()
 
 
+class Kept:
+    def __init__(self, value):
+        self.value = value
+
+    def state_dict(self):
+        return {"value": self.value}
+
+    def load_state_dict(self, state):
+        self.value = state["value"]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        np.zeros(2, dtype=[("step", "i8"), ("loss", "f4")]),
+        np.array(["2026-01-01"], "datetime64[D]"),
+        np.timedelta64(3, "s"),
+        np.array(["a", None], dtype=object),
+    ],
+)
+def test_an_array_that_could_not_be_read_again_is_not_saved(tmp_path, value):
+    accelerator = Accelerator(cpu=True)
+    accelerator.register_for_checkpointing(Kept(value))
+    with pytest.raises(CheckpointError, match=r"would hold numpy's .*have state_dict"):
+        accelerator.save_state(tmp_path)
+
+
+class Growing(nn.Module):
+    """Keeps what torch lets a module keep beside its tensors: a tensor whose size changes."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight, self.seen = nn.Parameter(torch.ones(1)), torch.empty(0)
+
+    def get_extra_state(self):
+        return self.seen
+
+    def set_extra_state(self, state):
+        self.seen = state
+
+
+@pytest.mark.parametrize("safe", [True, False])
+def test_a_module_s_extra_state_may_have_any_size(tmp_path, safe):
+    accelerator = Accelerator(cpu=True)
+    model = accelerator.prepare(Growing())
+    model.seen = torch.arange(3.0)
+    accelerator.save_state(tmp_path, safe_serialization=safe)
+    accelerator = Accelerator(cpu=True)
+    model = accelerator.prepare(Growing())
+    accelerator.load_state(tmp_path)
+    assert model.seen.tolist() == [0, 1, 2]
+
+
 # --- hooks ------------------------------------------------------------------------------------------------------------
 
 
