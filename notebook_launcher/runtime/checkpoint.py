@@ -109,6 +109,7 @@ class Checkpoints:
             )
         told = together("save_state", lambda: (self._new_folder(output_dir), self._of_this_rank(), uuid.uuid4().hex))
         (folder, _, name), ranks = told[0], [state for _, state, _ in told]
+        call = f"save_state to {folder}"
         if in_background:
             self._memory.reset(self._guard.over(self.optimizers, (prepared for _, prepared in self.models)))
         memory = self._memory if in_background else None
@@ -121,8 +122,8 @@ class Checkpoints:
             return num_models, draft.files
 
         try:
-            together("save_state", lambda: draft.begin() if draft.writes else None)
-            written = together("save_state", write)
+            together(call, lambda: draft.begin() if draft.writes else None)
+            written = together(call, write)
             commit = functools.partial(self._commit, draft, self._facts(folder, written[0][0], name))
             if in_background:
                 self._pending = begun
@@ -130,7 +131,7 @@ class Checkpoints:
                 begun.start(commit)
             else:
                 files = dict(item for _, files in written for item in files.items())
-                together("save_state", lambda: commit(files) if draft.writes else None)
+                together(call, lambda: commit(files) if draft.writes else None)
         except CheckpointError:
             begun.give_up()
             draft.discard()
