@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.distributed as dist
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from notebook_launcher.runtime.process import Process
 
 Received = tuple[Any, sharding.Round[Any]]
-_END, _FAILED = 0, -1  # in place of a message's length
+_END, _FAILED, _NOTHING = 0, -1, -2  # in place of a message's length
+_num_passes = 0
 
 
 def own(rounds: Iterator[sharding.Round[Any]], rank: int) -> Iterator[Received]:
@@ -36,34 +37,63 @@ def received(rounds: Iterator[sharding.Round[Any]], process: Process) -> Iterato
     if process.world.rank == 0:
         yield from own(_sent(rounds, process), 0)
         return
-    while (message := _receive()) is not None:
-        batch, is_there, round_ = message
+    number = _next_pass()
+    while (length := _meet(number, {})[process.world.rank]) != _END:
+        if length == _FAILED:
+            raise PeerError("rank 0, which reads this loader's data for all ranks, failed at it: see its own error.")
+        batch, is_there, round_ = _receive(length)
         if is_there:
             yield batch, round_
 
 
 def _sent(rounds: Iterator[sharding.Round[Any]], process: Process) -> Iterator[sharding.Round[Any]]:
     """The rounds, once the other ranks have their batches; at the end, or at an error, they are told."""
-    others = list(enumerate(process.shares or range(process.num_processes)))[1:]
+    others = dict(enumerate(process.shares or range(process.num_processes)))
+    del others[0]
+    number = _next_pass()
     last: int | None = _FAILED
     try:
         for round_ in rounds:
             bare: sharding.Round[Any] = sharding.Round([], round_.sizes, round_.counts, round_.is_last)
-            parts = dict(enumerate(round_.parts))
-            _wait([w for to, share in others for w in _send((parts.get(share), share in parts, bare), to)])
+            read = dict(enumerate(round_.parts))
+            messages = {to: _packed((read.get(share), share in read, bare)) for to, share in others.items()}
+            last = None  # who fails from here on is not alone in it; and a loop that is left is so on all ranks
+            _meet(number, {to: message[0].numel() for to, message in messages.items()})
+            for work in [dist.isend(part, to) for to, parts in messages.items() for part in parts if part.numel()]:
+                cast("dist.Work", work).wait()
             yield round_
+            last = _FAILED
         last = _END
-    except GeneratorExit:
-        last = None  # the loop was left, and so it was on the other ranks
-        raise
     finally:
         if last is not None:
-            word = torch.tensor([last], device=agreement.carrier())
-            _wait([(word, dist.isend(word, to)) for to, _ in others])
+            _meet(number, dict.fromkeys(others, last))
 
 
-def _send(message: Any, to: int) -> list[tuple[torch.Tensor, Any]]:
-    """Begin to send: the length of a pickle, the pickle, and the tensors that it leaves out, as they lie in memory."""
+def _next_pass() -> int:
+    global _num_passes  # noqa: PLW0603 - the process's: all ranks begin the same passes in the same order
+    _num_passes += 1
+    return _num_passes
+
+
+def _meet(number: int, lengths: dict[int, int]) -> list[int]:
+    """By rank, the length of the message that it gets next; every rank comes here, so that one that doesn't is found.
+
+    Raises ``RuntimeError`` where the ranks are in different passes.
+    """
+    told = [lengths.get(rank, _NOTHING) for rank in range(dist.get_world_size())]
+    highest, lowest, *found = agreement.largest(number, -number, *told)
+    if highest != -lowest:
+        raise RuntimeError(
+            f"this rank asks for a batch of pass {number} over data that rank 0 reads for all, and others are in pass "
+            f"{highest if number != highest else -lowest}: ranks have left a loop after different batches. Have all "
+            "leave it together (accelerator.set_trigger() and check_trigger()), or let each rank read its own data, "
+            "with DataLoaderConfiguration(dispatch_batches=False)."
+        )
+    return found
+
+
+def _packed(message: Any) -> list[torch.Tensor]:
+    """What is sent: a pickle, and the tensors that it leaves out, as they lie in memory."""
     device = agreement.carrier()
     tensors: list[torch.Tensor] = []
 
@@ -80,21 +110,13 @@ def _send(message: Any, to: int) -> list[tuple[torch.Tensor, Any]]:
         "a batch that rank 0 read",
         "; or let each rank read its own, with DataLoaderConfiguration(dispatch_batches=False)",
     )
-    header = torch.frombuffer(bytearray(pickled), dtype=torch.uint8).to(device)
-    length = torch.tensor([len(pickled)], device=device)
-    return [(one, dist.isend(one, to)) for one in (length, header, *tensors) if one.numel()]
+    return [torch.frombuffer(bytearray(pickled), dtype=torch.uint8).to(device), *tensors]
 
 
-def _receive() -> tuple[Any, bool, sharding.Round[Any]] | None:
-    """What rank 0 sent; None at the end."""
+def _receive(length: int) -> tuple[Any, bool, sharding.Round[Any]]:
+    """What rank 0 sent: a pickle of ``length`` bytes, and its tensors."""
     device = agreement.carrier()
-    length = torch.empty(1, dtype=torch.int64, device=device)
-    dist.recv(length, 0)
-    if length.item() == _FAILED:
-        raise PeerError("rank 0, which reads the data of this loader for all ranks, failed at it: see its own error.")
-    if length.item() == _END:
-        return None
-    header = torch.empty(int(length.item()), dtype=torch.uint8, device=device)
+    header = torch.empty(length, dtype=torch.uint8, device=device)
     dist.recv(header, 0)
     tree, kinds, is_there, round_ = pickle.loads(header.cpu().numpy().tobytes())
     tensors = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in kinds]
@@ -108,8 +130,3 @@ class _Place(int):
     """Where a tensor stood: its number among those of the message."""
 
     __slots__ = ()
-
-
-def _wait(pending: list[tuple[torch.Tensor, Any]]) -> None:
-    for _, work in pending:
-        work.wait()

@@ -5,6 +5,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from notebook_launcher import Accelerator
+from notebook_launcher.core.errors import DeadlockError
 from notebook_launcher.runtime.plugins import DataLoaderConfiguration
 
 
@@ -157,7 +158,7 @@ def test_a_batch_that_can_not_be_sent_is_an_error_on_every_rank(on_ranks):
     assert "<lambda>" in first[2]
     assert "dispatch_batches=False" in first[2]
     assert second[:2] == (1, "PeerError")
-    assert "rank 0, which reads the data" in second[2]
+    assert "rank 0, which reads this loader's data" in second[2]
 
 
 def test_a_batch_that_can_not_be_sent_is_the_runs_error(on_ranks):
@@ -177,3 +178,25 @@ def test_data_that_can_not_be_read_end_the_pass_of_no_rank_quietly(on_ranks):
     first, second = on_ranks(read_all_of, Broken())
     assert first[1:] == ("LookupError", "no such file")
     assert second[1] == "PeerError"
+
+
+def left_by_one(goes_on):
+    accelerator = Accelerator(cpu=True)
+    loader = accelerator.prepare(DataLoader(Words(9), batch_size=1))
+    for number, _ in enumerate(loader):
+        if accelerator.process_index == 1 and number == 1:
+            break
+    if goes_on:
+        next(iter(loader))
+    accelerator.wait_for_everyone()
+
+
+def test_a_batch_of_an_earlier_pass_is_not_taken_for_one_of_this(on_ranks):
+    with pytest.raises(RuntimeError, match=r"pass [12] over .* others are in pass [12]: ranks have left a loop"):
+        on_ranks(left_by_one, True)  # noqa: FBT003
+
+
+@pytest.mark.slow
+def test_a_rank_that_leaves_a_dispatched_pass_by_itself_is_named(on_ranks):
+    with pytest.raises(DeadlockError, match=r"rank 0: all_reduce .*\n.*rank 1: barrier"):
+        on_ranks(left_by_one, False)  # noqa: FBT003
