@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from notebook_launcher.core.errors import ConfigError
 from notebook_launcher.runtime import data, optim, plugins, weighting
 from notebook_launcher.runtime.identity import Identity
 
@@ -107,14 +108,22 @@ class Stepping(Identity):
     ) -> torch.Tensor:
         """Scale the gradients to a norm of at most ``max_norm``; return their norm before, 0-d.
 
-        Within an unfinished accumulation group nothing is scaled.
+        Within an unfinished accumulation group nothing is scaled. Raises ``ConfigError`` for a negative ``max_norm``,
+        which would turn the gradients around, and for NaN.
         """
+        if not float(max_norm) >= 0:
+            raise _no_limit("clip_grad_norm_", "max_norm", max_norm)
         parameters, window = self._to_clip(parameters)
         norm = self._strategy.clip(parameters, max_norm if window.sync else float("inf"), norm_type)
         return norm if window.sync or window.scaling is None else window.scaling.true_size(norm)
 
     def clip_grad_value_(self, parameters: Iterable[torch.Tensor] | torch.Tensor, clip_value: float) -> None:
-        """Bring each gradient into [-clip_value, clip_value]; within an unfinished accumulation group do nothing."""
+        """Bring each gradient into [-clip_value, clip_value]; within an unfinished accumulation group do nothing.
+
+        Raises ``ConfigError`` for a negative ``clip_value``, and for NaN.
+        """
+        if not float(clip_value) >= 0:
+            raise _no_limit("clip_grad_value_", "clip_value", clip_value)
         parameters, window = self._to_clip(parameters)
         if window.sync:
             self._strategy.clip_value(parameters, clip_value)
@@ -155,3 +164,9 @@ class Stepping(Identity):
         """A context that would split sequences among processes; none of the strategies does, so it changes nothing."""
         del buffers, buffer_seq_dims, no_restore_buffers
         return contextlib.nullcontext()
+
+
+def _no_limit(call: str, argument: str, given: float) -> ConfigError:
+    return ConfigError(
+        f"{call}({argument}={given!r}): gradients can't be clipped to that; give 0 or more, float('inf') for no limit"
+    )

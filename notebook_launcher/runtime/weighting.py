@@ -6,11 +6,13 @@ micro-batch held, which keeps gradients in range; at the end what was collected 
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 
+from notebook_launcher.core.errors import ConfigError
 from notebook_launcher.runtime.accumulation import Group
 
 if TYPE_CHECKING:
@@ -25,8 +27,13 @@ def weigh(
 
     ``process`` is one of those that share the data.
 
-    Raises ``ValueError`` where only some losses of a group come with their number of items.
+    Raises ``ValueError`` where only some losses of a group come with their number of items, ``ConfigError`` for a
+    number that is negative or not finite. One in a tensor is believed: to look at it would be to wait for the device.
     """
+    if not isinstance(num_items, torch.Tensor | None) and not 0 <= num_items < math.inf:
+        raise ConfigError(
+            f"backward(num_items={num_items!r}): the loss is a sum over so many items; give their number, 0 or more"
+        )
     window = shared.current
     is_going_on = isinstance(window, Group) and window.is_pending and (shared.entered or not window.sync)
     if is_going_on and (window.items is None) != (num_items is None):

@@ -308,6 +308,20 @@ def test_gradients_are_clipped_by_value_in_whole_groups():
     assert model.weight.grad.item() == -1.5
 
 
+@pytest.mark.parametrize("limit", [-1.0, float("nan")])
+@pytest.mark.parametrize(("call", "name"), [("clip_grad_norm_", "max_norm"), ("clip_grad_value_", "clip_value")])
+def test_what_would_turn_gradients_around_is_no_limit(call, name, limit):
+    accelerator = Accelerator(cpu=True)
+    model = accelerator.prepare(nn.Linear(1, 1, bias=False))
+    accelerator.backward(model(torch.ones(1, 1)).sum())
+    with pytest.raises(ConfigError, match=rf"{call}\({name}={limit}\).*give 0 or more"):
+        getattr(accelerator, call)(model.parameters(), limit)
+    assert model.weight.grad.item() == 1
+    getattr(accelerator, call)(model.parameters(), float("inf"))
+    getattr(accelerator, call)(model.parameters(), 0)
+    assert model.weight.grad.item() == 0
+
+
 def test_context_parallel_changes_nothing():
     buffer = torch.ones(2)
     with Accelerator(cpu=True).maybe_context_parallel(buffers=[buffer], buffer_seq_dims=[0]):

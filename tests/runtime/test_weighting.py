@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from notebook_launcher import Accelerator
+from notebook_launcher import Accelerator, ConfigError
 from notebook_launcher.runtime.plugins import GradientAccumulationPlugin
 
 LENGTHS = (7, 1, 4, 9, 0, 3, 5, 2, 6, 8, 3, 1)  # tokens of the sentences, two a micro-batch over all processes
@@ -134,6 +134,15 @@ def test_what_comes_after_a_group_is_none_of_its_losses():
         gradients.append(given.weight.grad.item())
         given.weight.grad = None
     assert gradients == [0.5, 0.25]
+
+
+@pytest.mark.parametrize("num_items", [-1, float("nan"), float("inf")])
+def test_a_number_of_items_that_is_none(num_items):
+    accelerator = Accelerator(cpu=True)
+    model = accelerator.prepare(nn.Linear(1, 1))
+    with pytest.raises(ConfigError, match=rf"backward\(num_items={num_items}\).*give their number, 0 or more"):
+        accelerator.backward(model(torch.ones(1, 1)).sum(), num_items=num_items)
+    assert model.weight.grad is None
 
 
 def test_groups_are_needed_to_weigh_them():
