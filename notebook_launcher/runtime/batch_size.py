@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from notebook_launcher.core import config
-from notebook_launcher.runtime import process
+from notebook_launcher.runtime import checks, process
 from notebook_launcher.runtime.identity import Identity
 from notebook_launcher.runtime.memory import release
 
@@ -52,11 +52,19 @@ def find_executable_batch_size(
     made anew: what was prepared before is of no use. This is for strategies whose ranks have whole models (DDP): with
     FSDP, torch keeps what connects the ranks, so the others are not called out, and the run ends with an error.
 
-    Raises ``RuntimeError`` when no size is left, and ``TypeError`` for a call that gives the batch size itself.
+    Raises ``RuntimeError`` when no size is left, ``TypeError`` for a call that gives the batch size itself and for a
+    function that takes none, and ``ConfigError`` for a ``starting_batch_size`` that is no number of samples.
     """
+    starting_batch_size = checks.whole("starting_batch_size", starting_batch_size, of="samples")
     if function is None:
         return lambda decorated: find_executable_batch_size(decorated, starting_batch_size, reduce_batch_size_fn)
+    checks.function("find_executable_batch_size", function)
     name, num_parameters = function.__name__, len(inspect.signature(function).parameters)
+    if not num_parameters:
+        raise TypeError(
+            f"find_executable_batch_size gives {name} the batch size, and {name} takes no argument; make it the first: "
+            f"def {name}(batch_size)"
+        )
 
     @functools.wraps(function)
     def with_batch_size(*args: Any, **kwargs: Any) -> Any:

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from notebook_launcher.core.errors import ConfigError
+from notebook_launcher.runtime import checks
 
 if TYPE_CHECKING:
     from typing import Self
-
-    from torch import nn
 
     from notebook_launcher.runtime.accelerator import Accelerator
 
@@ -33,15 +33,16 @@ class LocalSGD:
         enabled: bool = True,  # noqa: FBT001, FBT002 - Accelerate's signature
     ) -> None:
         """``model`` is a prepared one; raises ``ConfigError`` for one whose gradients are not exchanged anyway."""
-        if local_sgd_steps < 1:
-            raise ConfigError(f"local_sgd_steps={local_sgd_steps} is no number of steps; give 1 or more")
+        checks.instance("LocalSGD", model, nn.Module, "a prepared model")
+        checks.flags(enabled=enabled)
+        num_steps = checks.whole("local_sgd_steps", local_sgd_steps, of="steps")
         if enabled and not accelerator._strategy.trains_apart:  # noqa: SLF001
             raise ConfigError(
                 "LocalSGD has each rank train a whole model by itself for some steps, and strategy="
                 f"{accelerator._strategy.name!r} leaves each a part of the work: use strategy='ddp'"  # noqa: SLF001
             )
         self._model = model
-        self._num_steps = local_sgd_steps
+        self._num_steps = num_steps
         self._enabled = enabled and accelerator.use_distributed
         self._taken = 0
         self._local = accelerator.no_sync(model)

@@ -5,17 +5,17 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from notebook_launcher.core import config, parallelism
 from notebook_launcher.core.errors import ConfigError
 from notebook_launcher.core.registry import unknown_name
 from notebook_launcher.core.strategies import INSIDE
+from notebook_launcher.runtime import checks
 from notebook_launcher.runtime.plugins import DataLoaderConfiguration, ParallelismConfig, ProjectConfiguration, changed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from notebook_launcher.core.world import World
     from notebook_launcher.runtime.plugins import GradientAccumulationPlugin, Keywords
 
@@ -50,15 +50,7 @@ def gradient_accumulation_steps(given: int, plugin: GradientAccumulationPlugin, 
 
 def checked_num_steps(given: Any) -> int:
     """``given`` as a number of micro-batches; raises ``ConfigError`` where it is none."""
-    try:
-        num_steps = int(given)
-    except (TypeError, ValueError):
-        num_steps = 0
-    if num_steps < 1 or num_steps != given:
-        raise ConfigError(
-            f"gradient_accumulation_steps={given!r} is not a number of micro-batches; give a whole number, 1 or more"
-        )
-    return num_steps
+    return checks.whole("gradient_accumulation_steps", given, of="micro-batches")
 
 
 def with_plugins(world: World, keywords: Keywords, **plugins: Any) -> World:
@@ -144,9 +136,10 @@ def _absolute(folder: str | os.PathLike[str]) -> str:
     return os.path.abspath(folder)  # noqa: PTH100 - pathlib would leave ".." in it
 
 
-def rng_types(given: Iterable[Any] | None) -> tuple[str, ...]:
-    """The names of the random streams to make equal; raises ``ConfigError`` for one that isn't known."""
-    names = tuple(str(getattr(name, "value", name)) for name in given or ())
+def rng_types(given: Any) -> tuple[str, ...]:
+    """The names of the random streams to make equal, of one or several; ``ConfigError`` for one that isn't known."""
+    several = given if isinstance(given, Iterable) and not isinstance(given, str) else [given]
+    names = tuple(str(getattr(name, "value", name)) for name in several if given is not None)
     for name in names:
         if name not in RNG_TYPES:
             raise unknown_name("rng_types", name, RNG_TYPES)

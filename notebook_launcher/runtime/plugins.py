@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import enum
 import math
+import os
 import pathlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -18,10 +19,10 @@ from notebook_launcher.core.deepspeed_options import DeepSpeedPlugin
 from notebook_launcher.core.errors import ConfigError
 from notebook_launcher.core.fsdp_options import FullyShardedDataParallelPlugin
 from notebook_launcher.core.registry import unknown_name
+from notebook_launcher.runtime import checks
 
 if TYPE_CHECKING:
     import datetime as dt
-    import os
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     import torch
@@ -32,7 +33,7 @@ MESH_DIMS = ("pp", "dp_replicate", "dp_shard", "tp")  # outermost first: neighbo
 
 
 @dataclasses.dataclass
-class DataLoaderConfiguration:
+class DataLoaderConfiguration(checks.Flagged):
     """How loaders are shared among the processes, and in which order they are read."""
 
     split_batches: bool = False  # a loader's batch is that of all processes together
@@ -45,7 +46,7 @@ class DataLoaderConfiguration:
 
 
 @dataclasses.dataclass
-class GradientAccumulationPlugin:
+class GradientAccumulationPlugin(checks.Flagged):
     """How micro-batches form groups."""
 
     num_steps: int | None = None  # micro-batches in a group; None: what the launch chose
@@ -55,7 +56,7 @@ class GradientAccumulationPlugin:
 
 
 @dataclasses.dataclass
-class ProjectConfiguration:
+class ProjectConfiguration(checks.Flagged):
     """Where a project's files go, and how its checkpoints are named and kept."""
 
     project_dir: str | os.PathLike[str] | None = None
@@ -66,13 +67,20 @@ class ProjectConfiguration:
     save_on_each_node: bool = False  # each machine keeps the files, not the first alone
 
     def __post_init__(self) -> None:
-        """Logs go where the project is. Raise ``ConfigError`` for a limit that leaves no checkpoint."""
-        if self.total_limit is not None and self.total_limit < 1:
-            raise ConfigError(f"total_limit={self.total_limit} leaves no checkpoint; give 1 or more, or None for all")
+        """Logs go where the project is. Raise ``ConfigError`` for numbers and flags that are none."""
+        super().__post_init__()
+        if self.total_limit is not None:
+            self.total_limit = checks.whole("total_limit", self.total_limit, of="checkpoints to keep (None: all)")
+        self.iteration = checks.whole("iteration", self.iteration, of="a checkpoint", least=0)
         self.set_directories(self.project_dir)
 
     def set_directories(self, project_dir: str | os.PathLike[str] | None = None) -> None:
-        """Make ``project_dir`` the project's folder, and that of its logs unless they have one."""
+        """Make ``project_dir`` the project's folder, and that of its logs unless they have one.
+
+        Raises ``TypeError`` for what is no path.
+        """
+        for name, folder in (("project_dir", project_dir), ("logging_dir", self.logging_dir)):
+            checks.instance(name, folder, (str, os.PathLike, type(None)), "a folder's path")
         self.project_dir = project_dir
         if self.logging_dir is None:
             self.logging_dir = project_dir
@@ -179,7 +187,7 @@ class DDPCommunicationHookType(enum.StrEnum):
 
 
 @dataclasses.dataclass
-class DistributedDataParallelKwargs:
+class DistributedDataParallelKwargs(checks.Flagged):
     """Arguments of ``torch.nn.parallel.DistributedDataParallel``, and the hook that exchanges gradients."""
 
     dim: int = 0
@@ -195,12 +203,13 @@ class DistributedDataParallelKwargs:
 
     def __post_init__(self) -> None:
         """Raise ``ConfigError`` for a hook that isn't known, or that can't wrap another."""
+        super().__post_init__()
         self.comm_hook = _named("comm_hook", self.comm_hook, list(DDPCommunicationHookType))
         self.comm_wrapper = _named("comm_wrapper", self.comm_wrapper, list(DDPCommunicationHookType)[:3])
 
 
 @dataclasses.dataclass
-class GradScalerKwargs:
+class GradScalerKwargs(checks.Flagged):
     """Arguments of ``torch.amp.GradScaler``, for fp16. ``enabled`` False: losses are not scaled."""
 
     init_scale: float = 65536.0
@@ -220,7 +229,7 @@ class InitProcessGroupKwargs:
 
 
 @dataclasses.dataclass
-class AutocastKwargs:
+class AutocastKwargs(checks.Flagged):
     """Arguments of ``torch.autocast``; ``cache_enabled`` None is torch's own choice."""
 
     enabled: bool = True
@@ -228,7 +237,7 @@ class AutocastKwargs:
 
 
 @dataclasses.dataclass
-class ProfileKwargs:
+class ProfileKwargs(checks.Flagged):
     """Arguments of ``torch.profiler.profile``, and where each rank writes its trace, ``profile_<rank>.json``."""
 
     activities: list[str] | None = None  # "cpu", "cuda", "xpu" ...; None: all there are

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
+from notebook_launcher.runtime import checks
 from notebook_launcher.runtime.data import PreparedLoader
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ def skip_first_batches(dataloader: DataLoader[Any] | None = None, num_batches: i
     """
     if not isinstance(dataloader, DataLoader):
         raise TypeError(f"skip_first_batches takes a DataLoader, and was given {dataloader!r}")
+    num_batches = checks.whole("num_batches", num_batches, of="batches to skip", least=0)
     twin = copy.copy(dataloader)
     twin.__dict__["_iterator"] = None
     if isinstance(twin, PreparedLoader):

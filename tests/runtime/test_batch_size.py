@@ -5,7 +5,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from notebook_launcher import Accelerator, find_executable_batch_size
+from notebook_launcher import Accelerator, ConfigError, find_executable_batch_size
 from notebook_launcher.runtime import batch_size
 from notebook_launcher.runtime.batch_size import is_out_of_memory
 
@@ -71,6 +71,22 @@ def test_a_batch_size_in_the_call_is_an_error():
     assert list(inspect.signature(train).parameters) == ["batch_size", "data"]
     with pytest.raises(TypeError, match=r"train was called with 2 arguments and takes 2.*leave it out of the call"):
         train(64, "data")
+
+
+@pytest.mark.parametrize("size", [0, -1, 1.5, "64"])
+def test_a_batch_size_to_start_with_is_a_number_of_samples(size):
+    with pytest.raises(ConfigError, match=f"starting_batch_size={size!r} is no number of samples"):
+        find_executable_batch_size(starting_batch_size=size)
+
+
+def test_a_function_must_take_the_batch_size():
+    def train():
+        raise AssertionError
+
+    with pytest.raises(TypeError, match=r"gives train the batch size, and train takes no argument; .* train\(batch_"):
+        find_executable_batch_size(train)
+    with pytest.raises(TypeError, match="find_executable_batch_size takes a function, and was given 64"):
+        find_executable_batch_size(64)
 
 
 @pytest.mark.parametrize(

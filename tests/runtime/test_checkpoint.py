@@ -545,7 +545,7 @@ def test_a_limit_removes_the_oldest(tmp_path):
         parts.set(float(value))
         parts.accelerator.save_state()
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["checkpoint_2", "checkpoint_3"]
-    with pytest.raises(ConfigError, match="total_limit=0 leaves no checkpoint"):
+    with pytest.raises(ConfigError, match="total_limit=0 is no number of checkpoints to keep"):
         ProjectConfiguration(tmp_path, total_limit=0)
 
 

@@ -113,6 +113,12 @@ def test_a_model_that_was_not_prepared_is_refused(on_ranks):
         on_ranks(wrong_model)
 
 
-def test_a_number_of_steps_is_asked_for():
-    with pytest.raises(ConfigError, match="local_sgd_steps=0 is no number of steps"):
-        LocalSGD(Accelerator(cpu=True), nn.Linear(1, 1), 0)
+@pytest.mark.parametrize("steps", [0, 1.5, "2"])
+def test_a_number_of_steps_is_asked_for(steps):
+    with pytest.raises(ConfigError, match=f"local_sgd_steps={steps!r} is no number of steps"):
+        LocalSGD(Accelerator(cpu=True), nn.Linear(1, 1), steps)
+
+
+def test_what_is_no_model_is_refused():
+    with pytest.raises(TypeError, match="LocalSGD takes a prepared model, and was given 3"):
+        LocalSGD(Accelerator(cpu=True), 3, 2)

@@ -73,6 +73,8 @@ def test_names_and_defaults_are_accelerates():
             {"project_dir": "one", "project_config": ProjectConfiguration(project_dir="two")},
             ["project_dir='one'", "project_dir='two'"],
         ),
+        ({"rng_types": "torhc"}, ["rng_types 'torhc'", "Did you mean 'torch'"]),
+        ({"rng_types": 3}, ["rng_types '3' is not known"]),
         ({"rng_types": ["torhc"]}, ["rng_types 'torhc'", "Did you mean 'torch'"]),
         ({"dynamo_backend": "inducter"}, ["dynamo_backend 'inducter'", "Did you mean 'inductor'"]),
     ],
@@ -82,6 +84,52 @@ def test_what_can_not_be_names_both_values(arguments, parts):
         Accelerator(cpu=True, **arguments)
     for part in parts:
         assert part in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"), [("torch", ("torch",)), (["torch", "cuda"], ("torch", "cuda")), (None, ())]
+)
+def test_one_random_stream_or_several(given, expected):
+    assert Accelerator(cpu=True, rng_types=given)._rng_types == expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        (DataLoaderConfiguration, "split_batches"),
+        (DataLoaderConfiguration, "dispatch_batches"),
+        (GradientAccumulationPlugin, "sync_each_batch"),
+        (ProjectConfiguration, "automatic_checkpoint_naming"),
+        (DistributedDataParallelKwargs, "static_graph"),
+        (GradScalerKwargs, "enabled"),
+        (AutocastKwargs, "cache_enabled"),
+        (ProfileKwargs, "with_stack"),
+    ],
+)
+def test_a_word_is_no_flag(kind, name):
+    with pytest.raises(ConfigError, match=f"^{name}='no' is neither True nor False"):
+        kind(**{name: "no"})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "error", "told"),
+    [
+        ("iteration", -3, ConfigError, "iteration=-3 is no number of a checkpoint; give a whole number, 0 or more"),
+        ("total_limit", 1.5, ConfigError, "total_limit=1.5 is no number of checkpoints to keep"),
+        ("total_limit", "2", ConfigError, "total_limit='2' is no number of checkpoints to keep"),
+        ("total_limit", -1, ConfigError, "total_limit=-1 is no number of checkpoints to keep"),
+        ("project_dir", 3, TypeError, "project_dir takes a folder's path, and was given 3"),
+        ("logging_dir", 3, TypeError, "logging_dir takes a folder's path, and was given 3"),
+    ],
+)
+def test_what_a_project_can_not_be(name, value, error, told):
+    with pytest.raises(error, match=told):
+        ProjectConfiguration(**{name: value})
+
+
+def test_a_project_dir_that_is_none():
+    with pytest.raises(TypeError, match="project_dir takes a folder's path, and was given 3"):
+        Accelerator(cpu=True, project_dir=3)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, Sampler
 
-from notebook_launcher import Accelerator, skip_first_batches
+from notebook_launcher import Accelerator, ConfigError, skip_first_batches
 from notebook_launcher.core.errors import CheckpointError
 from notebook_launcher.runtime.backends import torch_devices
 from notebook_launcher.runtime.plugins import DataLoaderConfiguration
@@ -524,6 +524,12 @@ def test_a_plain_loader_is_skipped_without_reading():
     assert list(skip_first_batches(DataLoader(range(3), batch_size=None), 1)) == [1, 2]
     with pytest.raises(TypeError, match=r"takes a DataLoader, and was given \[1\]"):
         skip_first_batches([1], 1)
+
+
+@pytest.mark.parametrize("num_batches", [-1, 1.5, "2"])
+def test_a_number_of_batches_to_skip_that_is_none(num_batches):
+    with pytest.raises(ConfigError, match=f"num_batches={num_batches!r} is no number of batches to skip; .* 0 or more"):
+        skip_first_batches(DataLoader(range(3)), num_batches)
 
 
 def test_workers_that_persist_are_said_to_begin_anew(tmp_path):
