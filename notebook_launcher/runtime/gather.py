@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from notebook_launcher.core import config
 from notebook_launcher.core.registry import unknown_name
-from notebook_launcher.runtime import agreement, trees
+from notebook_launcher.runtime import agreement, checks, trees
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -77,9 +77,14 @@ def _pickled(thing: Any) -> bytes:
 
 def broadcast_object_list(object_list: list[Any], from_process: int = 0) -> list[Any]:
     """Rank ``from_process``'s list of objects, on every rank: put into ``object_list``, which comes back."""
+    _refuse_source("broadcast_object_list", from_process)
     agreement.check("broadcast_object_list")
     object_list[:] = broadcast_object(object_list, from_process)
     return object_list
+
+
+def _refuse_source(call: str, source: int) -> None:
+    checks.rank(call, "from_process", source, 1 if _is_alone() else dist.get_world_size())
 
 
 def any_is_set(flag: bool) -> bool:  # noqa: FBT001 - a flag is all it takes
@@ -133,8 +138,10 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
 def broadcast(tensor: Any, from_process: int = 0) -> Any:
     """Rank ``from_process``'s tensors, on every rank, in any nesting: put into those given, which come back.
 
-    Raises ``ValueError`` where ranks differ in shape or dtype, ``TypeError`` for numbers and arrays.
+    Raises ``ValueError`` where ranks differ in shape or dtype, ``TypeError`` for numbers and arrays, ``ConfigError``
+    where there is no such rank.
     """
+    _refuse_source("broadcast", from_process)
     if _is_alone():
         return tensor
     _refuse_numbers("broadcast", tensor)

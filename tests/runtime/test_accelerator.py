@@ -1,3 +1,4 @@
+import dataclasses
 import inspect
 import os
 
@@ -79,6 +80,23 @@ def only_somewhere():
 
 def test_decorators_say_who_runs(on_ranks):
     assert on_ranks(only_somewhere) == [[0, 0, 0, None, None, None], [None, None, None, 1, 1, 1]]
+
+
+@pytest.mark.parametrize(("call", "name"), [("process", "process_index"), ("local_process", "local_process_index")])
+@pytest.mark.parametrize("rank", [1, -1, "0"])
+def test_a_function_that_would_run_nowhere_is_refused(call, name, rank):
+    with pytest.raises(ConfigError, match=rf"on_{call}\({name}={rank!r}\).*no such rank among 1 process; give 0$"):
+        getattr(Accelerator(cpu=True), f"on_{call}")(**{name: rank})
+
+
+@pytest.mark.parametrize("here", [2, 1])  # machines of 2 processes and of 1
+def test_a_rank_of_another_machine_is_one(monkeypatch, here):
+    accelerator = Accelerator(cpu=True)
+    world = dataclasses.replace(accelerator._process.world, world_size=3, local_world_size=here, num_machines=2)
+    monkeypatch.setattr(accelerator, "_process", dataclasses.replace(accelerator._process, world=world))
+    accelerator.on_local_process(local_process_index=1)
+    with pytest.raises(ConfigError, match=r"no such rank among 2 processes; give 0 to 1$"):
+        accelerator.on_local_process(local_process_index=2)
 
 
 def printing():

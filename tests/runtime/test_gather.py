@@ -287,6 +287,18 @@ def test_numbers_are_refused_where_they_would_differ_in_silence(on_ranks, call):
         on_ranks(_joined, number, call)
 
 
+def from_no_rank(call, value, rank):
+    getattr(notebook_launcher, call)(value, from_process=rank)
+
+
+@pytest.mark.parametrize(("call", "value"), [("broadcast", torch.ones(1)), ("broadcast_object_list", [1])])
+def test_a_source_that_is_no_rank(on_ranks, call, value):
+    with pytest.raises(ConfigError, match=rf"{call}\(from_process=1\).*no such rank among 1 process; give 0$"):
+        from_no_rank(call, value, 1)
+    with pytest.raises(ConfigError, match=rf"{call}\(from_process=5\).*no such rank among 2 processes; give 0 to 1\n"):
+        on_ranks(from_no_rank, call, value, 5)
+
+
 def _joined(function, *args):
     Accelerator(cpu=True)
     return function(*args)
