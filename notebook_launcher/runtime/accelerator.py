@@ -13,7 +13,18 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from notebook_launcher.core import config
-from notebook_launcher.runtime import data, models, optim, options, plugins, precision, process, states, strategies
+from notebook_launcher.runtime import (
+    checks,
+    data,
+    models,
+    optim,
+    options,
+    plugins,
+    precision,
+    process,
+    states,
+    strategies,
+)
 from notebook_launcher.runtime.accumulation import Accumulation, Progress
 from notebook_launcher.runtime.checkpoint import Checkpoints
 from notebook_launcher.runtime.exchanging import Exchanging
@@ -94,6 +105,13 @@ class Accelerator(Reporting, Stepping, Exchanging, Pipelining, Saving):
         keywords = plugins.Keywords(kwargs_handlers)
         accumulation = options.of_type(
             "gradient_accumulation_plugin", gradient_accumulation_plugin, plugins.GradientAccumulationPlugin
+        )
+        checks.flags(
+            device_placement=device_placement,
+            split_batches=split_batches,
+            cpu=cpu,
+            step_scheduler_with_optimizer=step_scheduler_with_optimizer,
+            scheduler_steps_per_process=scheduler_steps_per_process,
         )
         self.device_placement = device_placement
         self._data_options = options.loader_options(dataloader_config, split_batches=split_batches)
@@ -240,9 +258,11 @@ class Accelerator(Reporting, Stepping, Exchanging, Pipelining, Saving):
         back as it is. ``device_placement`` says for each object whether it moves.
 
         Raises ``ConfigError`` for an optimizer that was made from another model, a batch size that can't be split, and
-        a loader of another accelerator; ``ValueError`` for as many placements as there are not objects.
+        a loader of another accelerator; ``ValueError`` for as many placements as there are not objects. The methods
+        that prepare one thing raise ``TypeError`` for any other.
         """
-        placed = device_placement or [self.device_placement] * len(objects)
+        placed = [self.device_placement] * len(objects) if device_placement is None else device_placement
+        checks.instance("prepare(device_placement=...)", placed, (list, tuple), "a list of True or False, by object")
         if len(placed) != len(objects):
             raise ValueError(
                 f"device_placement has {len(placed)} entries for {len(objects)} objects; give one for each"
@@ -269,6 +289,7 @@ class Accelerator(Reporting, Stepping, Exchanging, Pipelining, Saving):
         ``evaluation_mode`` keeps it on this process, without gradient exchange. Raises ``ConfigError`` for trainable
         fp16 weights under fp16, whose gradients could not be unscaled.
         """
+        checks.instance("prepare_model", model, nn.Module, "a model")
         prepared: Any
         for given, prepared in self._models:
             if model is given or model is prepared:
@@ -288,6 +309,7 @@ class Accelerator(Reporting, Stepping, Exchanging, Pipelining, Saving):
     ) -> optim.PreparedOptimizer:
         """``optimizer``, stepping when an accumulation group is complete."""
         del device_placement  # it has the parameters' place
+        checks.instance("prepare_optimizer", optimizer, torch.optim.Optimizer, "an optimizer")
         for prepared in self._optimizers:
             if optimizer is prepared or optimizer is prepared.optimizer:
                 return prepared
@@ -301,6 +323,9 @@ class Accelerator(Reporting, Stepping, Exchanging, Pipelining, Saving):
 
     def prepare_scheduler(self, scheduler: Any) -> optim.PreparedScheduler:
         """``scheduler``, stepping once per optimizer step; see ``scheduler_steps_per_process``."""
+        is_other = isinstance(scheduler, type | nn.Module | torch.optim.Optimizer)
+        if is_other or not callable(getattr(scheduler, "step", None)):
+            raise checks.wrong_type("prepare_scheduler", scheduler, "a learning-rate scheduler")
         for prepared in self._schedulers:
             if scheduler is prepared or scheduler is prepared.scheduler:
                 return prepared
@@ -323,6 +348,7 @@ class Accelerator(Reporting, Stepping, Exchanging, Pipelining, Saving):
         self, data_loader: DataLoader[Any], device_placement: bool | None = None
     ) -> data.PreparedLoader:
         """This process's share of ``data_loader``, its batches on ``device``."""
+        checks.instance("prepare_data_loader", data_loader, DataLoader, "a DataLoader")
         place = self.device_placement if device_placement is None else device_placement
         prepared = data.prepare(
             data_loader, self._data_process, self._progress, self._data_options, place=place, rng_types=self._rng_types
@@ -338,6 +364,7 @@ class Accelerator(Reporting, Stepping, Exchanging, Pipelining, Saving):
         precision is never put into the module itself.
         """
         del keep_fp32_wrapper
+        checks.instance("unwrap_model", model, nn.Module, "a model")
         inner: Any = models.compiled_from(model)
         if any(inner is (one if one is given else models.compiled_from(one)) for given, one in self._models):
             model = inner  # compiled in prepare, or after it

@@ -8,6 +8,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from notebook_launcher.core.errors import ConfigError
+from notebook_launcher.runtime import checks
 from notebook_launcher.runtime.accumulation import Group
 from notebook_launcher.runtime.optim import PreparedOptimizer, parameters_of
 
@@ -43,6 +44,7 @@ class Groups(dict[Models, Group]):
 
     def __missing__(self, models: Models) -> Group:
         """A group for ``models``, with the optimizers that train them."""
+        self.refuse_others(models)
 
         def rescale(factor: float | torch.Tensor) -> None:
             for gradient in self._gradients(models):
@@ -57,6 +59,12 @@ class Groups(dict[Models, Group]):
         self[models] = Group(self._accumulation, self._progress, local=local, rescale=rescale, abandon=abandon)
         self.link()
         return self[models]
+
+    @staticmethod
+    def refuse_others(things: Iterable[object]) -> None:
+        """Raise ``TypeError`` where ``accumulate`` was given what is no model."""
+        for thing in things:
+            checks.instance("accumulate", thing, nn.Module, "prepared models, each as an argument of its own")
 
     def link(self) -> None:
         """Have each group lead the optimizers that hold parameters of its models."""

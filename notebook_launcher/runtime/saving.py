@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.hooks import RemovableHandle
 
 from notebook_launcher.core.errors import ConfigError
-from notebook_launcher.runtime import weights
+from notebook_launcher.runtime import checks, weights
 from notebook_launcher.runtime.skipping import skip_first_batches
 
 if TYPE_CHECKING:
@@ -104,8 +104,12 @@ class Saving:
     def register_for_checkpointing(self, *objects: Any) -> None:
         """Have ``save_state`` keep ``objects`` too: each has ``state_dict()`` and ``load_state_dict(state)``.
 
-        It is rank 0's state that all processes load. Raises ``ConfigError`` for objects that lack one of the two.
+        It is rank 0's state that all processes load. Raises ``ConfigError`` for objects that lack one of the two,
+        and ``TypeError`` for a class, whose objects have them.
         """
+        for one in objects:
+            if isinstance(one, type):
+                raise checks.wrong_type("register_for_checkpointing", one, "objects, not their class")
         self._checkpoints.register(objects)
 
     def register_save_state_pre_hook(self, hook: Callable[..., object]) -> RemovableHandle:
@@ -115,6 +119,7 @@ class Saving:
         saved. That list is empty where ranks have parts of the models (FSDP, ZeRO, tensor and pipeline parallel), which
         are saved in any case. ``.remove()`` of what is returned takes it back.
         """
+        checks.function("register_save_state_pre_hook", hook)
         return _kept(hook, self._checkpoints.save_hooks)
 
     def register_load_state_pre_hook(self, hook: Callable[..., object]) -> RemovableHandle:
@@ -123,6 +128,7 @@ class Saving:
         It may take models that it loads itself out of the list ``models``, which is empty where ranks have parts of
         them. ``.remove()`` takes it back.
         """
+        checks.function("register_load_state_pre_hook", hook)
         return _kept(hook, self._checkpoints.load_hooks)
 
     def get_state_dict(self, model: nn.Module, unwrap: bool = True) -> dict[str, Any]:

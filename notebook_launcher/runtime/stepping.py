@@ -45,7 +45,11 @@ class Stepping(Identity):
         context ``backward`` divides by the micro-batches that the group holds, the last, short group's too. Each set of
         models has groups of its own, and the optimizers of their parameters step when those are complete.
         """
-        return self._groups[accumulated]
+        try:
+            return self._groups[accumulated]
+        except TypeError:
+            self._groups.refuse_others(accumulated)  # a list has no hash to look it up by
+            raise
 
     def no_sync(self, model: nn.Module) -> contextlib.AbstractContextManager[Any]:
         """A context in which backward keeps ``model``'s gradients on this process."""

@@ -63,6 +63,37 @@ def test_device_placement_needs_one_entry_an_object():
         Accelerator(cpu=True).prepare(nn.Linear(1, 1), nn.Linear(1, 1), device_placement=[True])
 
 
+@pytest.mark.parametrize(
+    ("call", "given", "told"),
+    [
+        ("prepare_model", 3, "takes a model, and was given 3, of type int"),
+        ("prepare_model", nn.Linear, "takes a model, and was given .*Linear.*, of type type"),
+        ("prepare_optimizer", nn.Linear(1, 1), "takes an optimizer, and was given Linear.*, of type Linear"),
+        ("prepare_scheduler", 3, "takes a learning-rate scheduler, and was given 3"),
+        ("prepare_scheduler", torch.optim.SGD([torch.ones(1)]), "takes a learning-rate scheduler, .* of type SGD"),
+        ("prepare_data_loader", [1], r"takes a DataLoader, and was given \[1\], of type list"),
+        ("accumulate", 3, "takes prepared models, each as an argument of its own, and was given 3, of type int"),
+        ("accumulate", [nn.Linear(1, 1)], r"takes prepared models, each as .* given \[Linear.*, of type list"),
+        ("unwrap_model", 3, "takes a model, and was given 3"),
+        ("register_for_checkpointing", nn.Linear, "takes objects, not their class, and was given .*Linear"),
+        ("register_save_state_pre_hook", 3, "takes a function, and was given 3"),
+        ("register_load_state_pre_hook", 3, "takes a function, and was given 3"),
+    ],
+)
+def test_what_a_method_does_not_take(call, given, told):
+    accelerator = Accelerator(cpu=True)
+    with pytest.raises(TypeError, match=rf"^{call} {told}"):
+        getattr(accelerator, call)(given)
+    with accelerator.accumulate(accelerator.prepare(nn.Linear(1, 1))):  # nothing wrong was kept
+        pass
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_device_placement_is_given_object_by_object(given):
+    with pytest.raises(TypeError, match=rf"device_placement=...\) takes a list of True or False, .* given {given}"):
+        Accelerator(cpu=True).prepare(nn.Linear(1, 1), device_placement=given)
+
+
 def only_somewhere():
     accelerator = Accelerator(cpu=True)
     return [
@@ -142,6 +173,15 @@ def test_the_signature_is_accelerates():
         "gradient_accumulation_steps",
         "cpu",
     ]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["device_placement", "split_batches", "cpu", "step_scheduler_with_optimizer", "scheduler_steps_per_process"],
+)
+def test_a_word_is_no_flag(name):
+    with pytest.raises(ConfigError, match=f"^{name}='no' is neither True nor False"):
+        Accelerator(**{name: "no"})
 
 
 def test_fp16_on_a_cpu_says_why_the_cpu_and_what_else():
