@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import logging
 import sys
 import warnings
@@ -38,6 +39,7 @@ class Engine:
         self._exchanged: list[tuple[torch.Tensor | None, int]] = []  # whole gradients as they were left then
         self.held = tuple(engine.module.parameters())  # found once: each step would walk through all modules
         self.parameters = set(map(id, self.held))
+        self._trained = {id(one) for one in self.held if one.requires_grad}
         self._adapt()
 
     def _adapt(self) -> None:
@@ -47,8 +49,8 @@ class Engine:
 
         def backward_prologue() -> None:
             graph = torch._C._current_graph_task_id()  # noqa: SLF001 - nothing public tells one backward from another
-            if graph != self._graph:  # else of a second forward in one loss: DeepSpeed would never end this backward
-                self._graph = graph
+            if graph != self._graph and any(one.requires_grad for one in self.held):  # all frozen: not its backward
+                self._graph = graph  # the same in a second forward in one loss: DeepSpeed would never end this backward
                 self._begin_backward()
                 begin()
 
@@ -58,7 +60,10 @@ class Engine:
             if not engine.is_gradient_accumulation_boundary():
                 reduce(*args, **kwargs)
             elif not (self.is_final or self._is_exchanged()):
-                reduce(*args, **kwargs)
+                if hasattr(zero, "setup_buckets"):  # else an IndexError where no backward had gradients
+                    zero.setup_buckets()
+                with self._unfrozen():
+                    reduce(*args, **kwargs)
                 self.is_final = self.stage != WHOLE  # no engine hears of a backward there
 
         engine.allreduce_gradients = allreduce_gradients
@@ -67,11 +72,78 @@ class Engine:
 
             def finalize_gradient_accumulation_boundary() -> None:
                 if not self.is_final:
-                    finalize()
+                    self._finalize_all(finalize)
                     self.is_final = True
 
             zero.finalize_gradient_accumulation_boundary = finalize_gradient_accumulation_boundary
+            self._adapt_end()
         self._measure_once("_get_norm_groups" if self.stage == WEIGHTS else "scaled_global_norm")
+
+    def _adapt_end(self) -> None:
+        """Have a backward that reached no parameter, as one for the inputs' gradients, leave everything as it was."""
+        engine, zero, end = self.engine, self.engine.optimizer, self.engine._backward_epilogue  # noqa: SLF001
+
+        def backward_epilogue() -> None:
+            if zero._hooks_fired_this_backward:  # noqa: SLF001
+                end()
+                return
+            for timers in (engine.engine_timers.backward_inner_timers, engine.engine_timers.backward_timers):
+                engine._stop_timers(timers)  # noqa: SLF001
+            zero.exit_backward()
+            zero.clear_backward_seen_flag()
+
+        engine._backward_epilogue = backward_epilogue  # noqa: SLF001
+
+    def _begin_group(self) -> None:
+        """Forget an earlier group's gradients, which DeepSpeed leaves where this group has none for a parameter."""
+        zero = self.engine.optimizer
+        is_new = zero.micro_step_id == 0 if self.stage == WEIGHTS else zero.micro_step_id < 0
+        if not is_new:
+            return
+        if self.stage == WEIGHTS:
+            zero.grad_partitions_flat_buffer.zero_()
+            zero.micro_step_id = 1  # or the first backward, not each parameter's first gradient, replaces
+        if getattr(zero, "offload_optimizer", False) or getattr(zero, "cpu_offload", False):
+            zero.reset_cpu_buffers()
+            for kept in getattr(zero, "accumulated_grads_in_cpu", {}).values():
+                kept.zero_()
+            for flat in self._flat():
+                if flat.grad is not None:
+                    flat.grad.zero_()
+
+    @contextlib.contextmanager
+    def _unfrozen(self) -> Iterator[None]:
+        """With nothing frozen since it was prepared: DeepSpeed would pass over gradients that it has from before."""
+        frozen = [one for one in self.held if not one.requires_grad and id(one) in self._trained]
+        for one in frozen:
+            one.requires_grad_()
+        try:
+            yield
+        finally:
+            for one in frozen:
+                one.requires_grad_(requires_grad=False)
+
+    def _flat(self) -> Any:
+        """DeepSpeed's fp32 share of the weights, one tensor a group."""
+        zero = self.engine.optimizer
+        return getattr(zero, "single_partition_of_fp32_groups", None) or zero.fp32_partitioned_groups_flat
+
+    def _finalize_all(self, finalize: Callable[[], None]) -> None:
+        """``finalize`` what the group's backwards left, also for parameters that were frozen in some or are now."""
+        zero = self.engine.optimizer
+        self._begin_group()  # where no backward has
+        if self.stage != WEIGHTS and not zero.cpu_offload:
+            for group, parameters in enumerate(zero.params_in_partition):
+                if zero.all_grad_tensors.get(group) is None:
+                    zero.all_grad_tensors[group] = zero.get_all_grad_tensors(
+                        parameters, dtype=zero.gradient_accumulation_dtype
+                    )
+        with self._unfrozen():
+            finalize()
+        if self.stage == WEIGHTS and not zero.offload_optimizer:
+            kept = zero._DeepSpeedZeroOptimizer_Stage3__param_id_to_grad_partition  # noqa: SLF001
+            for group, parameters in enumerate(zero.fp16_groups):
+                zero.averaged_gradients[group] = [kept[one.ds_id] for one in parameters]
 
     def _measure_once(self, name: str) -> None:
         """Have the step not measure again what ``clip`` has measured."""
@@ -120,6 +192,8 @@ class Engine:
             )
         if zero._epilogue_ran_this_backward:  # noqa: SLF001
             zero.clear_backward_seen_flag()  # else a second backward in stage 3 replaces the first
+        if hasattr(zero, "ipg_buckets"):  # stages 1 to 3 as they are, not another optimizer
+            self._begin_group()
 
     def norm(self) -> torch.Tensor:
         """The 2-norm of the gradients over all ranks, 0-d fp32; NaN where it isn't finite."""
@@ -150,7 +224,7 @@ class Engine:
             for group in kept.values():
                 yield from group or ()
         if self.is_final and self.stage != WHOLE:  # offloaded ones have their own place by then
-            for flat in getattr(zero, "single_partition_of_fp32_groups", None) or zero.fp32_partitioned_groups_flat:
+            for flat in self._flat():
                 yield flat.grad
 
     def discard(self, *_: Any, **__: Any) -> None:

@@ -1,6 +1,7 @@
 """DeepSpeed's ZeRO against DDP: the same losses, norms and weights, whatever is spread; and what it can't is said."""
 
 import contextlib
+import copy
 import functools
 import gc
 import importlib.util
@@ -52,6 +53,8 @@ def pieces(kind="AdamW"):
     model = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 1))
     if kind == "AdamW":
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    elif kind == "plain SGD":
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     else:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     x = torch.randn(4 * MICRO_BATCHES, 5)
@@ -726,3 +729,107 @@ def test_an_engine_that_is_made_within_an_unfinished_micro_batch_is_not_told_of_
     with context:
         assert model.trained.num_collecting == 1
     assert model.trained.num_collecting == 0
+
+
+def frozen_for_some(stage, groups, kind, **chosen):
+    """How far from plain torch a model is, after steps on groups of backwards during which some of it was frozen.
+
+    A backward is named by what is frozen: "" nothing, "all", "part", "part until the step"; or "inputs", whose
+    gradients alone are computed.
+    """
+    acc = accelerator(stage, 1, **chosen)
+    model, optimizer, _ = pieces(kind)
+    plain, stepped, _ = pieces(kind)
+    model, optimizer = acc.prepare(model, optimizer)
+    both = ((acc.unwrap_model(model), acc.unwrap_model(model)[0]), (plain, plain[0]))
+
+    def train_all():
+        for whole, _ in both:
+            whole.requires_grad_(requires_grad=True)
+
+    for group in groups:
+        for frozen in group:
+            for whole, part in both:
+                one = part if "part" in frozen else whole
+                one.requires_grad_(requires_grad=frozen in {"", "inputs"})
+            shares = torch.randn(acc.num_processes, 4, 5, requires_grad=True)  # of each rank, the same on all
+            if frozen == "inputs":
+                torch.autograd.grad(model(shares[acc.process_index]).sum(), shares)
+            else:
+                acc.backward(model(shares[acc.process_index]).square().mean())
+                plain(shares).square().mean().backward()
+            if frozen != "part until the step":
+                train_all()
+        for one in (optimizer, stepped):
+            one.step()
+            one.zero_grad()
+        train_all()
+    expected = torch.cat([value.detach().reshape(-1) for value in plain.parameters()])
+    return largest_difference([weights(acc, model)], [expected])
+
+
+FREEZINGS = {
+    "within a group": [["", "all"], ["all", ""], [""]],
+    "between steps": [[""], ["all", "", "all"], ["all", "", "all"]],
+    "a step without gradients": [[""], ["all"], [""]],
+    "a part": [[""], ["part"], [""], ["part", ""], ["", "part"], [""]],
+    "a part during the step": [[""], ["", "part until the step"], [""], ["part until the step"], [""]],
+    "gradients of inputs": [[""], ["inputs", ""], ["", "inputs"], [""]],
+}
+
+
+def all_freezings():
+    """With an optimizer to which no gradient and one of zeros is the same, as DeepSpeed has no other."""
+    places = [(stage, {}) for stage in STAGES] + [(stage, {"offload_optimizer_device": "cpu"}) for stage in (2, 3)]
+    return {
+        (name, stage, *chosen): frozen_for_some(stage, groups, "plain SGD", **chosen)
+        for name, groups in FREEZINGS.items()
+        for stage, chosen in places
+    } | {
+        (name, stage, "AdamW"): frozen_for_some(stage, FREEZINGS[name], "AdamW")
+        for name in ("within a group", "between steps")
+        for stage in STAGES
+    }
+
+
+@needs_deepspeed
+def test_what_is_frozen_for_some_backwards_is_trained_as_plain_torch_does(on_ranks):
+    for found in on_ranks(all_freezings):
+        assert len(found) == 6 * 6 + 2 * 4
+        assert {key: worst for key, worst in found.items() if not worst <= TOLERANCE} == {}
+
+
+def with_a_frozen_judge(stage):
+    """What both have learned where the judge is frozen while the maker's loss goes through it."""
+    acc = accelerator(stage, num_steps=1)
+    torch.manual_seed(0)
+    maker, judge = (nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, size)) for size in (4, 1))
+    made, judged = (torch.optim.SGD(one.parameters(), 0.1) for one in (maker, judge))
+    plain = copy.deepcopy(maker), copy.deepcopy(judge)
+    steps = [torch.optim.SGD(one.parameters(), 0.1) for one in plain]
+    maker, judge, made, judged = acc.prepare(maker, judge, made, judged)
+    for _ in range(4):
+        x = torch.randn(acc.num_processes, 4, 4)
+        kinds = ((maker, judge, made, judged, x[acc.process_index]), (*plain, *steps, x))
+        for makes, judges, step_made, step_judged, own in kinds:
+            (judges(own) - 1).square().mean().backward()
+            step_judged.step()
+            step_judged.zero_grad()
+            judges.requires_grad_(requires_grad=False)
+            judges(makes(own)).square().mean().backward()
+            acc.clip_grad_norm_(makes.parameters(), 0.5)
+            step_made.step()
+            step_made.zero_grad()
+            judges.requires_grad_(requires_grad=True)
+    expected = [torch.cat([value.detach().reshape(-1) for value in one.parameters()]) for one in plain]
+    return largest_difference([weights(acc, maker), weights(acc, judge)], expected)
+
+
+def all_frozen_judges():
+    return {stage: with_a_frozen_judge(stage) for stage in STAGES}
+
+
+@needs_deepspeed
+def test_one_backward_trains_one_engine_through_another_that_is_frozen(on_ranks):
+    for found in on_ranks(all_frozen_judges):
+        assert {stage: worst for stage, worst in found.items() if not worst <= TOLERANCE} == {}
