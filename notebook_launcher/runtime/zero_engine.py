@@ -27,7 +27,7 @@ WHOLE, WEIGHTS = 0, 3  # stages: nothing is spread; weights are
 class Engine:
     """DeepSpeed's engine for one model and the twin of its optimizer."""
 
-    def __init__(self, engine: Any) -> None:
+    def __init__(self, engine: Any, optimizer: torch.optim.Optimizer) -> None:
         self.engine = engine
         self.stage = int(engine.zero_optimization_stage())
         self.clipping: float = engine.gradient_clipping()  # where nobody calls clip
@@ -40,6 +40,12 @@ class Engine:
         self.held = tuple(engine.module.parameters())  # found once: each step would walk through all modules
         self.parameters = set(map(id, self.held))
         self._trained = {id(one) for one in self.held if one.requires_grad}
+        given = {id(one) for group in optimizer.param_groups for one in group["params"]}
+        self._left_out = [  # DeepSpeed's optimizer has only what is trained when it is made
+            (name, one)
+            for name, one in engine.module.named_parameters()
+            if self.stage != WHOLE and id(one) in given - self._trained
+        ]
         self._adapt()
 
     def _adapt(self) -> None:
@@ -183,6 +189,12 @@ class Engine:
 
     def _begin_backward(self) -> None:
         """Be ready for one more backward of the group; raise where it comes too late."""
+        if unfrozen := [name for name, one in self._left_out if one.requires_grad]:
+            raise ConfigError(
+                f"{unfrozen[0]} and {len(unfrozen) - 1} other parameters were frozen when they were prepared, and are "
+                f"not now: ZeRO stage {self.stage} has no place for their gradients and would never train them. "
+                "Prepare a model and an optimizer anew when something is unfrozen, or use zero_stage=0, which has one"
+            )
         self.is_open = self.num_collecting > 0
         zero = self.engine.optimizer
         if self.is_final:

@@ -174,7 +174,7 @@ class DeepSpeed:
         except ValidationError as error:  # of DeepSpeed's configuration classes
             told = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()]
             raise ConfigError(f"DeepSpeed refuses its configuration's {error.title}: {'; '.join(told)}") from None
-        return Engine(engine)
+        return Engine(engine, optimizer)
 
     def no_sync(self, model: nn.Module) -> _Collecting | None:
         """A context for a micro-batch that doesn't end its group; gradients are exchanged as the stage does it."""

@@ -833,3 +833,40 @@ def all_frozen_judges():
 def test_one_backward_trains_one_engine_through_another_that_is_frozen(on_ranks):
     for found in on_ranks(all_frozen_judges):
         assert {stage: worst for stage, worst in found.items() if not worst <= TOLERANCE} == {}
+
+
+def unfrozen_later(stage):
+    """What is said to the unfreezing, and how much the weights have changed by the next step."""
+    acc = accelerator(stage, 1)
+    model, optimizer, _ = pieces("plain SGD")
+    model[0].requires_grad_(requires_grad=False)
+    model, optimizer = acc.prepare(model, optimizer)
+    x = torch.ones(2, 5)
+    acc.backward(model(x).sum())
+    optimizer.step()
+    optimizer.zero_grad()
+    acc.unwrap_model(model).requires_grad_(requires_grad=True)
+    before = acc.get_state_dict(model)["0.weight"].clone()
+    told = ""
+    try:
+        acc.backward(model(x).sum())
+    except ConfigError as error:
+        told = str(error)
+    else:
+        optimizer.step()
+    return told, float((acc.get_state_dict(model)["0.weight"] - before).abs().max())
+
+
+def all_unfrozen():
+    return {stage: unfrozen_later(stage) for stage in STAGES}
+
+
+@needs_deepspeed
+def test_what_an_engine_has_no_place_for_is_named_when_it_is_unfrozen(on_ranks):
+    for found in on_ranks(all_unfrozen):
+        told, change = found.pop(0)
+        assert (told, change > 0) == ("", True)
+        for stage, (told, _) in found.items():
+            assert told.startswith("0.weight and 1 other parameters were frozen when they were prepared")
+            assert f"ZeRO stage {stage} has no place" in told
+            assert "use zero_stage=0" in told
