@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from notebook_launcher.core import config
 from notebook_launcher.core.errors import ConfigError
+from notebook_launcher.runtime import trees
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -99,6 +100,29 @@ class Engine:
             zero.clear_backward_seen_flag()
 
         engine._backward_epilogue = backward_epilogue  # noqa: SLF001
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """The model's outputs; a backward from any of them is heard of, also from those of an earlier backward."""
+        outputs = self.engine(*inputs, **kwargs)
+        backward: list[tuple[int, bool]] = []  # the one through these outputs, and whether another may follow
+
+        def hear(_: torch.Tensor) -> None:
+            graph = torch._C._current_graph_task_id()  # noqa: SLF001
+            is_second = bool(backward) and backward[0][0] != graph and backward[0][1]
+            if self.stage == WEIGHTS and (is_second or torch.is_grad_enabled()):
+                what = "a second backward through one forward" if is_second else "a backward with create_graph=True"
+                raise RuntimeError(
+                    f"There was {what}, and ZeRO stage 3 has given the weights up after the first, which the second "
+                    "needs. Add the losses up and call backward once, do a forward for each backward, or use "
+                    "zero_stage=2 or lower"
+                )
+            backward[:] = [(graph, torch._C._autograd._get_current_graph_task_keep_graph())]  # noqa: SLF001
+            self.engine._backward_prologue()  # noqa: SLF001 - DeepSpeed calls it for the first only
+
+        for output in trees.leaves(outputs):
+            if isinstance(output, torch.Tensor) and output.grad_fn is not None:
+                output.register_hook(hear)  # type: ignore[no-untyped-call]
+        return outputs
 
     def _begin_group(self) -> None:
         """Forget an earlier group's gradients, which DeepSpeed leaves where this group has none for a parameter."""

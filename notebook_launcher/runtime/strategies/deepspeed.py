@@ -46,8 +46,8 @@ class ZeroModel(models.Wrapper):
         agreement.check("the forward of a sharded model")
         if torch.is_inference_mode_enabled():  # weights that are gathered in it could not be trained any more
             with torch.inference_mode(mode=False), torch.no_grad():
-                return self.trained.engine(*inputs, **kwargs)
-        return self.trained.engine(*inputs, **kwargs)
+                return self.trained.forward(*inputs, **kwargs)
+        return self.trained.forward(*inputs, **kwargs)
 
     def train(self, mode: bool = True) -> ZeroModel:  # noqa: FBT001, FBT002 - torch's
         """Also tell the module, which may be a view."""

@@ -870,3 +870,46 @@ def test_what_an_engine_has_no_place_for_is_named_when_it_is_unfrozen(on_ranks):
             assert told.startswith("0.weight and 1 other parameters were frozen when they were prepared")
             assert f"ZeRO stage {stage} has no place" in told
             assert "use zero_stage=0" in told
+
+
+def backwards_of_one_forward(stage, kind):
+    """How far from plain torch a model is after steps on two backwards through one forward, or what is said to it."""
+    acc = accelerator(stage, 1)
+    model, optimizer, _ = pieces("SGD")
+    plain, stepped, _ = pieces("SGD")
+    model, optimizer = acc.prepare(model, optimizer)
+    try:
+        for _ in range(3):
+            shares = torch.randn(acc.num_processes, 4, 5, requires_grad=True)
+            for one, x in ((plain, shares), (model, shares[acc.process_index])):
+                y = one(x)
+                if kind == "two losses":
+                    y.square().mean().backward(retain_graph=True)
+                    y.abs().mean().backward()
+                else:
+                    (of_x,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+                    (y.square().mean() + of_x.exp().mean()).backward()
+            for one in (optimizer, stepped):
+                one.step()
+                one.zero_grad()
+    except RuntimeError as error:
+        return str(error)
+    expected = torch.cat([value.detach().reshape(-1) for value in plain.parameters()])
+    return largest_difference([weights(acc, model)], [expected])
+
+
+def all_of_one_forward():
+    return {
+        (stage, kind): backwards_of_one_forward(stage, kind) for stage in STAGES for kind in ("two losses", "slope")
+    }
+
+
+@needs_deepspeed
+def test_two_backwards_through_one_forward_train_as_in_plain_torch_or_it_is_said_why_not(on_ranks):
+    for found in on_ranks(all_of_one_forward):
+        said = found.pop((3, "two losses"))
+        assert said.startswith("There was a second backward through one forward, and ZeRO stage 3 has given")
+        assert "Add the losses up and call backward once" in said
+        assert found.pop((3, "slope")).startswith("There was a backward with create_graph=True, and ZeRO stage 3")
+        assert len(found) == 6
+        assert {key: worst for key, worst in found.items() if not worst <= TOLERANCE} == {}
