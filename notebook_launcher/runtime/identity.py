@@ -149,22 +149,21 @@ class Identity:
         return _only_if(function, here=self.is_last_process)
 
     def on_process(self, function: _F | None = None, process_index: int = 0) -> Any:
-        """Decorate a function to run on rank ``process_index`` only; elsewhere it returns None.
+        """Decorate a function to run on rank ``process_index`` only; elsewhere it returns None. Alone it runs.
 
-        Raises ``ConfigError`` where there is no such rank.
+        Raises ``ConfigError`` where there is no such rank among several.
         """
-        checks.rank("on_process", "process_index", process_index, self.num_processes)
-        return _only_if(function, here=self.process_index == process_index)
+        if self.use_distributed:
+            checks.rank("on_process", "process_index", process_index, self.num_processes)
+        return _only_if(function, here=self.process_index == process_index or not self.use_distributed)
 
     def on_local_process(self, function: _F | None = None, local_process_index: int = 0) -> Any:
-        """Decorate a function to run on each machine's rank ``local_process_index`` only; elsewhere it returns None.
-
-        Raises ``ConfigError`` where no machine has such a rank.
-        """
-        here = self._process.world.local_world_size
-        most = max(here, self.num_processes - here)  # another machine may have more than this one
-        checks.rank("on_local_process", "local_process_index", local_process_index, most)
-        return _only_if(function, here=self.local_process_index == local_process_index)
+        """Decorate a function to run on each machine's rank ``local_process_index``; else as ``on_process``."""
+        if self.use_distributed:
+            here = self._process.world.local_world_size
+            most = max(here, self.num_processes - here)  # another machine may have more than this one
+            checks.rank("on_local_process", "local_process_index", local_process_index, most)
+        return _only_if(function, here=self.local_process_index == local_process_index or not self.use_distributed)
 
 
 def _exchange(call: str, problem: str | None) -> list[str | None]:

@@ -114,10 +114,18 @@ def test_decorators_say_who_runs(on_ranks):
 
 
 @pytest.mark.parametrize(("call", "name"), [("process", "process_index"), ("local_process", "local_process_index")])
-@pytest.mark.parametrize("rank", [1, -1, "0"])
-def test_a_function_that_would_run_nowhere_is_refused(call, name, rank):
-    with pytest.raises(ConfigError, match=rf"on_{call}\({name}={rank!r}\).*no such rank among 1 process; give 0$"):
-        getattr(Accelerator(cpu=True), f"on_{call}")(**{name: rank})
+@pytest.mark.parametrize("rank", [2, -1, "0"])
+def test_a_function_that_would_run_nowhere_is_refused(on_ranks, call, name, rank):
+    with pytest.raises(
+        ConfigError, match=rf"on_{call}\({name}={rank!r}\).*no such rank among 2 processes; give 0 to 1"
+    ):
+        on_ranks(lambda: getattr(Accelerator(cpu=True), f"on_{call}")(**{name: rank}))
+
+
+def test_alone_what_is_for_another_rank_runs():
+    accelerator = Accelerator(cpu=True)
+    decorators = accelerator.on_process(process_index=1), accelerator.on_local_process(local_process_index=1)
+    assert [decorator(lambda: 5)() for decorator in decorators] == [5, 5]
 
 
 @pytest.mark.parametrize("here", [2, 1])  # machines of 2 processes and of 1
