@@ -70,7 +70,6 @@ def test_device_placement_needs_one_entry_an_object():
         ("prepare_model", nn.Linear, "takes a model, and was given .*Linear.*, of type type"),
         ("prepare_optimizer", nn.Linear(1, 1), "takes an optimizer, and was given Linear.*, of type Linear"),
         ("prepare_scheduler", 3, "takes a learning-rate scheduler, and was given 3"),
-        ("prepare_scheduler", torch.optim.SGD([torch.ones(1)]), "takes a learning-rate scheduler, .* of type SGD"),
         ("prepare_data_loader", [1], r"takes a DataLoader, and was given \[1\], of type list"),
         ("accumulate", 3, "takes prepared models, each as an argument of its own, and was given 3, of type int"),
         ("accumulate", [nn.Linear(1, 1)], r"takes prepared models, each as .* given \[Linear.*, of type list"),
@@ -86,6 +85,11 @@ def test_what_a_method_does_not_take(call, given, told):
         getattr(accelerator, call)(given)
     with accelerator.accumulate(accelerator.prepare(nn.Linear(1, 1))):  # nothing wrong was kept
         pass
+
+
+def test_an_optimizer_is_no_scheduler():
+    with pytest.raises(TypeError, match=r"^prepare_scheduler takes a learning-rate scheduler, .* of type SGD"):
+        Accelerator(cpu=True).prepare_scheduler(torch.optim.SGD([torch.ones(1)]))
 
 
 @pytest.mark.parametrize("given", [True, False])
