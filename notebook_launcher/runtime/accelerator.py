@@ -103,9 +103,8 @@ class Accelerator(Reporting, Stepping, Exchanging, Pipelining, Saving):
         do, or that is not supported yet.
         """
         keywords = plugins.Keywords(kwargs_handlers)
-        accumulation = options.of_type(
-            "gradient_accumulation_plugin", gradient_accumulation_plugin, plugins.GradientAccumulationPlugin
-        )
+        kind = plugins.GradientAccumulationPlugin
+        accumulation = options.of_type("gradient_accumulation_plugin", gradient_accumulation_plugin, kind)
         checks.flags(
             device_placement=device_placement,
             split_batches=split_batches,
