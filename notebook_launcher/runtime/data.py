@@ -188,14 +188,14 @@ class PreparedLoader(DataLoader[Any]):
         if sampler is not None:
             sampler.known = beginning.drawn
         if sampler is None or self._share.dispatches:
-            batches = self._data_batches(start if beginning.is_there else 0)
+            batches = self._data_batches(beginning)
         elif beginning.is_exact:
             batches = self._drawn_batches(sampler, 0)
         else:
             return self._drawn_batches(sampler, start)
         if beginning.is_at_end:
             return iter(())
-        for number in range(0 if beginning.is_there else start):
+        for number in range(0 if beginning.bring else start):
             if next(batches, None) is None:
                 if beginning.is_exact:
                     raise CheckpointError(
@@ -230,8 +230,9 @@ class PreparedLoader(DataLoader[Any]):
             fetcher.fetch = OwnStream(fetcher.fetch, seed)
         return batches
 
-    def _data_batches(self, num_before: int) -> Iterator[dispatch.Received]:
+    def _data_batches(self, beginning: Beginning) -> Iterator[dispatch.Received]:
         share = self._share
+        num_parts, first = share.plan.num_parts, []
         is_sent = share.dispatches and share.process.world.rank > 0
         if is_sent or share.sampler is None:  # a sampler does it where it is read
             share.epochs.announce()
@@ -243,11 +244,15 @@ class PreparedLoader(DataLoader[Any]):
             return itertools.chain(self._begun(), dispatch.received(iter(()), share.process))
         size = share.plan.batch_size
         with short_batches.counted(self, super().__iter__, size):
+            if beginning.bring:
+                if share.plan.fills and not is_sent:  # the last round may be filled from the epoch's first
+                    first = list(itertools.islice(short_batches.Sizes(self._read(), size), num_parts))
+                beginning.bring()
             sized = short_batches.Sizes(iter(()) if is_sent else self._read(), size)
         source = iter(sized)
         if share.sampler is None and not self.num_workers:
-            source = share.place.follow(source, num_before * share.plan.num_parts, share.plan.num_parts)
-        rounds = sharding.rounds(source, share.plan, sharding.data_operations(size, lambda: sized.first))
+            source = share.place.follow(source, beginning.start * num_parts if beginning.bring else 0, num_parts)
+        rounds = sharding.rounds(source, share.plan, sharding.data_operations(size, lambda: sized.first), first)
         return dispatch.received(rounds, share.process) if share.dispatches else dispatch.own(rounds, share.rank)
 
     def _begun(self) -> Iterator[dispatch.Received]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import copy
+import functools
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from notebook_launcher.runtime import randomness
@@ -29,8 +30,8 @@ class Beginning(NamedTuple):
 
     start: int  # number of the first batch to hand out
     is_exact: bool  # those before it are read and dropped, not passed over
-    is_there: bool  # the data set itself has been brought there
-    is_at_end: bool  # and has nothing left
+    bring: Callable[[], object] | None  # brings the data set itself there; None: it is read up to there, or passed over
+    is_at_end: bool  # it has nothing left there
     drawn: dict[int, Any]  # indices that had been drawn ahead, by number, not to be drawn otherwise now
 
 
@@ -47,7 +48,7 @@ class Place:
         """
         self.pending: State | None = None
         self._epochs = epochs
-        self._dataset = dataset if hasattr(dataset, "state_dict") and hasattr(dataset, "load_state_dict") else None
+        self._dataset: Any = dataset if hasattr(dataset, "state_dict") and hasattr(dataset, "load_state_dict") else None
         self._generators = [generator for generator in generators if generator is not None]
         self._is_own = in_process and self._dataset is not None
         self._beginning: State = {}  # of the latest pass
@@ -115,22 +116,21 @@ class Place:
             pending = None
         now = {} if pending is None else randomness.snapshot()  # numpy's takes its time
         was_set = self._epochs.was_set
-        start, is_there = skip or 0, False
+        start, bring = skip or 0, None
         self._reading, self._ahead = None, (0, [])
         if pending is not None:
             self._set(pending["beginning"], dataset=True)
             randomness.restore(pending["beginning"]["random"])
             start = pending["batches"] if skip is None else skip
             if pending["is_exact"] and start == pending["batches"]:
-                is_there = self._is_own and pending["is_own"]
                 self._ahead = start * num_parts, pending["ahead"]
+                if self._is_own and pending["is_own"]:
+                    bring = functools.partial(self._dataset.load_state_dict, pending["dataset"])
         self._beginning = self._now() | {"random": randomness.snapshot()}
-        if is_there and pending is not None and self._dataset is not None:
-            self._dataset.load_state_dict(pending["dataset"])
         is_exact = pending is not None and pending["is_exact"] and skip is None
-        is_at_end = pending is not None and is_there and pending["is_last"]
+        is_at_end = pending is not None and bring is not None and pending["is_last"]
         drawn = pending.get("drawn", {}) if is_exact and pending is not None else {}  # none in an older checkpoint
-        yield Beginning(start, is_exact, is_there, is_at_end, drawn)
+        yield Beginning(start, is_exact, bring, is_at_end, drawn)
         if pending is not None:
             randomness.restore(now)
             self._set(self._epochs.state() | {"generators": pending["generators"]}, dataset=False)

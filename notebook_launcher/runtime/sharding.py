@@ -61,6 +61,11 @@ class Plan:
         """The loader's own batches that all ranks together take in a step."""
         return 1 if self.split else self.num_ranks
 
+    @property
+    def fills(self) -> bool:
+        """Whether a last round may need samples from the first."""
+        return self.even and not self.drop_last and self.num_ranks > 1
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Operations(Generic[Batch]):
@@ -103,14 +108,19 @@ def data_operations(batch_size: int | None, first_size: Callable[[], int | None]
     )
 
 
-def rounds(batches: Iterable[Batch], plan: Plan, operations: Operations[Batch]) -> Iterator[Round[Batch]]:
-    """Deal ``batches`` out. With ``plan.even`` every rank gets as many, filled from the stream's start."""
+def rounds(
+    batches: Iterable[Batch], plan: Plan, operations: Operations[Batch], start: Sequence[Batch] = ()
+) -> Iterator[Round[Batch]]:
+    """Deal ``batches`` out. With ``plan.even`` every rank gets as many, filled from the stream's start.
+
+    ``start`` is the first round's, where ``batches`` are the rest of a stream.
+    """
     if plan.num_ranks == 1:
         pairs = itertools.pairwise(itertools.chain(batches, [END]))
         return (alone(batch, operations, is_last=ahead is END) for batch, ahead in pairs)
     if plan.split:
-        return _split(batches, plan, operations)
-    return _deal(batches, plan, operations)
+        return _split(batches, plan, operations, list(start))
+    return _deal(batches, plan, operations, list(start))
 
 
 def num_rounds(num_batches: int, plan: Plan, rank: int, num_samples: int | None = None) -> int:
@@ -132,13 +142,14 @@ def alone(batch: Batch, operations: Operations[Batch], *, is_last: bool) -> Roun
     return Round([batch], sizes, sizes, (is_last,))
 
 
-def _deal(batches: Iterable[Batch], plan: Plan, operations: Operations[Batch]) -> Iterator[Round[Batch]]:
+def _deal(
+    batches: Iterable[Batch], plan: Plan, operations: Operations[Batch], start: list[Batch]
+) -> Iterator[Round[Batch]]:
     stream = iter(batches)
     num_ranks = plan.num_ranks
     # Even shares end together, so one batch ahead tells the end; otherwise the next round's length must be known.
     num_ahead = 1 if plan.even and not plan.drop_last else num_ranks
     head = list(itertools.islice(stream, num_ahead))
-    start: list[Batch] = []
     while head:
         current = head + list(itertools.islice(stream, num_ranks - len(head)))
         head = list(itertools.islice(stream, num_ahead))
@@ -196,11 +207,14 @@ def _level(
     return Round(parts, (batch_size,) * num_ranks, counts, (True,) * num_ranks)
 
 
-def _split(batches: Iterable[Batch], plan: Plan, operations: Operations[Batch]) -> Iterator[Round[Batch]]:
+def _split(
+    batches: Iterable[Batch], plan: Plan, operations: Operations[Batch], start: list[Batch]
+) -> Iterator[Round[Batch]]:
     stream = iter(batches)
-    for first in itertools.islice(stream, 1):
+    for head in itertools.islice(stream, 1):
+        first = start[0] if start else head
         global_size = operations.size(first) if plan.batch_size is None else plan.batch_size
-        all_batches = itertools.chain([first], stream)
+        all_batches = itertools.chain([head], stream)
         dealt = (_pieces(batch, first, global_size or 1, plan, operations) for batch in all_batches)
         for current, ahead in itertools.pairwise(itertools.chain(dealt, [END])):
             num_left = 0 if ahead is END else len(ahead.parts)

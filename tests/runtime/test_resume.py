@@ -239,6 +239,9 @@ def ranks_compare(folder, loader, options):
     [
         ("shuffled", {"num_steps": 2}),
         ("stream", {}),
+        ("stateful stream", {}),
+        ("stateful stream", {"dataloader_config": DataLoaderConfiguration(dispatch_batches=False)}),
+        ("stateful stream", {"split_batches": True}),
         ("stateful stream", {"dataloader_config": DataLoaderConfiguration(even_batches=False)}),
         ("stateful stream", {"dataloader_config": DataLoaderConfiguration(even_batches=False, dispatch_batches=False)}),
         ("workers", {"split_batches": True, "num_steps": 3}),
