@@ -9,6 +9,7 @@ does.
 from __future__ import annotations
 
 import dataclasses
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -299,8 +300,8 @@ class Group(Window):
 
     @property
     def is_unfinished(self) -> bool:
-        """Whether the group has begun, and goes on with the next micro-batch."""
-        return not self._is_done and (self._iteration is None or self._iteration.is_open)
+        """Whether the group has begun, and goes on with the next micro-batch, or would but for an exception."""
+        return not (self._is_done or (self.was_left and sys.exception() is None))
 
     @property
     def was_left(self) -> bool:

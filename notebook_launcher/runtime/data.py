@@ -150,7 +150,7 @@ class PreparedLoader(DataLoader[Any]):
         before, now = str(place.get("reads")), self._reads()
         if not is_exact and place["samples"] == self._step_samples():  # in batches that add up to the same step
             before, now = (text.partition(" in batches")[0] for text in (before, now))
-        return f"{before}, and now {now}" if "beginning" in place and before != now else ""
+        return f"{before}, and now {now}" if not place.get("is_over", True) and before != now else ""
 
     def _step_samples(self) -> int:
         return (self._share.plan.batch_size or 1) * self._share.plan.num_parts
@@ -164,6 +164,8 @@ class PreparedLoader(DataLoader[Any]):
 
     def go_on(self, place: State, *, is_exact: bool = True) -> None:
         """Let the next pass go on from ``place``; not ``is_exact``: that of a run of another number of processes."""
+        if self._share.latest is not None and not self._share.latest.is_open:
+            self._share.latest = None  # of the run before
         self._share.place.load(place, self._share.plan.num_parts, self._step_samples(), is_exact=is_exact)
 
     def _known_length(self) -> int | None:

@@ -10,6 +10,7 @@ import collections
 import contextlib
 import copy
 import functools
+import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from notebook_launcher.runtime import randomness
@@ -60,15 +61,18 @@ class Place:
     ) -> State:
         """For ``load``. ``latest`` is the loader's latest pass; a step takes ``num_parts`` of the data's batches.
 
-        ``drawn_ahead`` tells the indices that were drawn after so many.
+        ``drawn_ahead`` tells the indices that were drawn after so many. Of a pass that was left, ``break`` begins the
+        next epoch; an exception that is being handled has interrupted it, and it goes on.
         """
-        if latest is None or not latest.is_open:
+        if latest is None or (latest.is_last and not latest.is_open):
             return self.pending or self._now()
-        place = {"batches": latest.index, "num_parts": num_parts, "is_last": latest.is_last}
+        is_over = latest.is_last or (not latest.is_open and sys.exception() is None)
+        place = {"batches": latest.index, "num_parts": num_parts, "is_last": latest.is_last, "is_over": is_over}
         read: State = {"ahead": [], "drawn": drawn_ahead(latest.index * num_parts) if drawn_ahead else {}}
         if self._reading is not None and not latest.is_last:  # after its last batch a data set may have begun anew
             read |= self._reading.state(latest.index * num_parts)
-        return self._now() | place | {"beginning": self._beginning, "is_own": self._is_own} | read
+        now = self._now()
+        return now | place | {"beginning": self._beginning, "is_own": self._is_own, "there": now["dataset"]} | read
 
     def fits(self, state: State) -> bool:
         """Whether ``state`` is that of a loader with as many generators."""
@@ -100,12 +104,12 @@ class Place:
 
     @staticmethod
     def _is_over(pending: State, skip: int | None) -> bool:
-        """Whether all was handed out, and the next pass begins the next epoch.
+        """Whether all was handed out, or the pass was left, and the next one begins the next epoch.
 
         Training code finds its epoch by the steps that it has made. Who names the epoch that is over, or skips all of
         it, gets its rest: nothing.
         """
-        return pending["is_last"] and not pending.get("is_named") and (skip is None or skip < pending["batches"])
+        return pending["is_over"] and not pending.get("is_named") and (skip is None or skip < pending["batches"])
 
     @contextlib.contextmanager
     def beginning(self, skip: int | None, num_parts: int) -> Iterator[Beginning]:
@@ -125,7 +129,7 @@ class Place:
             if pending["is_exact"] and start == pending["batches"]:
                 self._ahead = start * num_parts, pending["ahead"]
                 if self._is_own and pending["is_own"]:
-                    bring = functools.partial(self._dataset.load_state_dict, pending["dataset"])
+                    bring = functools.partial(self._dataset.load_state_dict, pending["there"])
         self._beginning = self._now() | {"random": randomness.snapshot()}
         is_exact = pending is not None and pending["is_exact"] and skip is None
         is_at_end = pending is not None and bring is not None and pending["is_last"]
@@ -193,7 +197,7 @@ class _Reading:
         notes = list(self._notes)
         behind = notes[: len(notes) - num_ahead]
         state = {"ahead": [before for before, _ in notes[len(behind) :]]}
-        return state | {"dataset": behind[-1][1]} if behind else state
+        return state | {"there": behind[-1][1]} if behind else state
 
 
 def _state_of(dataset: Any) -> Any:

@@ -47,7 +47,10 @@ class Saving:
 
         Models, optimizers, schedulers, fp16 loss scales, every process's random numbers and places in its loaders, and
         what was registered. Models are in safetensors, or with ``safe_serialization`` False as torch saves them.
-        Called in a loop over a prepared loader, what is saved is the place after the batch at hand.
+        Called in a loop over a prepared loader, what is saved is the place after the batch at hand, and so where an
+        exception that has ended the loop is handled (``except KeyboardInterrupt``). After ``break``, whose next pass is
+        the next epoch, so is the one after loading, but for ``skip_first_batches`` of all that was handed out and
+        ``set_epoch`` of that epoch, which give its rest.
 
         The folder is replaced in one step: whatever happens, either the checkpoint that was there before can be loaded,
         or this one. Without ``output_dir`` it is ``checkpoints/checkpoint_<n>`` in the project's folder. Raises

@@ -415,6 +415,21 @@ def test_saving_within_a_group_says_what_is_lost(tmp_path):
     assert not parts.model.weight.grad.any()
 
 
+def interrupted():
+    raise KeyboardInterrupt
+
+
+def test_saving_where_an_exception_has_ended_a_group_says_what_is_lost(tmp_path):
+    parts = Parts(1.0, gradient_accumulation_steps=2)
+    try:
+        for _ in parts.loader:
+            with parts.accelerator.accumulate(parts.model):
+                interrupted()
+    except KeyboardInterrupt:
+        with pytest.warns(UserWarning, match="within an accumulation group, and the gradients collected so far"):
+            parts.accelerator.save_state(tmp_path)
+
+
 class Kept:
     def __init__(self, value):
         self.value = value

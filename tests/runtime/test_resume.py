@@ -441,6 +441,66 @@ def test_a_loop_that_was_left_is_not_gone_on_with(tmp_path):
     assert listed(loader) == following
 
 
+def test_data_with_a_state_go_on_where_a_loop_that_was_left_has_brought_them(tmp_path):
+    accelerator = Accelerator(cpu=True)
+    loader = accelerator.prepare(DataLoader(Rewinding(), batch_size=1))
+    for _ in loader:
+        break
+    accelerator.save_state(tmp_path)
+    following = listed(loader)
+    _, loader = resumed(tmp_path, DataLoader(Rewinding(), batch_size=1))
+    assert listed(loader) == following
+
+
+def left(folder, loader, how):
+    """Save outside the loop, which was left after two batches; return the batches of that epoch."""
+    torch.manual_seed(3)
+    accelerator = Accelerator(cpu=True)
+    loader = accelerator.prepare(loader)
+    try:
+        for number, _ in enumerate(loader, 1):
+            if number == 2:
+                if how == "break":
+                    break
+                raise how
+    except (KeyboardInterrupt, ValueError):
+        accelerator.save_state(folder)
+    else:
+        accelerator.save_state(folder)
+    return epochs_of(plain(shuffle=True))[0]
+
+
+@pytest.mark.parametrize("how", [KeyboardInterrupt, ValueError])
+def test_a_loop_that_an_exception_has_left_goes_on_where_it_is_handled(tmp_path, how):
+    epoch = left(tmp_path, plain(shuffle=True), how)
+    _, loader = resumed(tmp_path, plain(shuffle=True))
+    assert loader.batches_seen == 2
+    assert listed(loader) == epoch[2:]
+
+
+def test_a_loop_that_was_left_goes_on_where_what_it_had_is_skipped(tmp_path):
+    epoch = left(tmp_path, plain(shuffle=True), "break")
+    _, loader = resumed(tmp_path, plain(shuffle=True))
+    assert listed(skip_first_batches(loader, 2)) == epoch[2:]
+    _, loader = resumed(tmp_path, plain(shuffle=True))
+    loader.set_epoch(0)
+    assert listed(loader) == epoch[2:]
+
+
+def test_a_pass_of_before_loading_is_not_saved_again(tmp_path):
+    torch.manual_seed(3)
+    accelerator = Accelerator(cpu=True)
+    loader = accelerator.prepare(plain(shuffle=True))
+    accelerator.save_state(tmp_path / "a")
+    list(loader)
+    for _ in loader:
+        break
+    accelerator.load_state(tmp_path / "a")
+    accelerator.save_state(tmp_path / "b")
+    _, loader = resumed(tmp_path / "b", plain(shuffle=True))
+    assert listed(skip_first_batches(loader, 2)) == epochs_of(plain(shuffle=True))[0][2:]
+
+
 def test_what_was_loaded_can_be_saved_before_it_goes_on(tmp_path):
     epochs = epochs_of(plain(shuffle=True))
     torch.manual_seed(3)
