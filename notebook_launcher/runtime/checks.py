@@ -12,12 +12,22 @@ from notebook_launcher.core.errors import ConfigError
 def whole(argument: str, given: Any, of: str, least: int = 1) -> int:
     """``given`` as a number ``of`` something; ``ConfigError`` where it is no whole one, or less than ``least``."""
     try:
-        number = int(given)
+        number = least - 1 if isinstance(given, bool) else int(given)
     except (TypeError, ValueError, OverflowError):
         number = least - 1
     if number < least or number != given:
         raise ConfigError(f"{argument}={given!r} is no number of {of}; give a whole number, {least} or more")
     return number
+
+
+def between(argument: str, given: Any, low: float, high: float, usual: float) -> None:
+    """Raise ``ConfigError`` where ``given`` is no number between ``low`` and ``high``, neither of which is meant."""
+    try:
+        is_between = low < given < high
+    except TypeError:
+        is_between = False
+    if not is_between:
+        raise ConfigError(f"{argument}={given!r} is no number between {low} and {high}; give one, such as {usual}")
 
 
 def rank(call: str, argument: str, given: Any, num_processes: int) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import datetime as dt
 import enum
 import math
 import os
@@ -22,7 +23,6 @@ from notebook_launcher.core.registry import unknown_name
 from notebook_launcher.runtime import checks
 
 if TYPE_CHECKING:
-    import datetime as dt
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     import torch
@@ -43,6 +43,12 @@ class DataLoaderConfiguration(checks.Flagged):
     data_seed: int | None = None  # of the order; None: torch's
     non_blocking: bool = False  # batches move to the device without waiting
     use_stateful_dataloader: bool = False  # makes no difference: every prepared loader knows its place
+
+    def __post_init__(self) -> None:
+        """Raise ``ConfigError`` for a seed and flags that are none."""
+        super().__post_init__()
+        if self.data_seed is not None:
+            self.data_seed = checks.whole("data_seed", self.data_seed, of="an order", least=0)
 
 
 @dataclasses.dataclass
@@ -202,8 +208,10 @@ class DistributedDataParallelKwargs(checks.Flagged):
     comm_state_option: dict[str, Any] = dataclasses.field(default_factory=dict)  # arguments of PowerSGDState
 
     def __post_init__(self) -> None:
-        """Raise ``ConfigError`` for a hook that isn't known, or that can't wrap another."""
+        """Raise ``ConfigError`` for a hook that isn't known or can't wrap another, and a size that is none."""
         super().__post_init__()
+        if self.bucket_cap_mb is not None:  # torch's own
+            checks.between("bucket_cap_mb", self.bucket_cap_mb, 0, math.inf, usual=25)
         self.comm_hook = _named("comm_hook", self.comm_hook, list(DDPCommunicationHookType))
         self.comm_wrapper = _named("comm_wrapper", self.comm_wrapper, list(DDPCommunicationHookType)[:3])
 
@@ -218,6 +226,14 @@ class GradScalerKwargs(checks.Flagged):
     growth_interval: int = 2000
     enabled: bool = True
 
+    def __post_init__(self) -> None:
+        """Raise ``ConfigError`` for numbers with which losses would vanish, overflow for good, or change sign."""
+        super().__post_init__()
+        checks.between("init_scale", self.init_scale, 0, math.inf, usual=65536.0)
+        checks.between("growth_factor", self.growth_factor, 1, math.inf, usual=2.0)
+        checks.between("backoff_factor", self.backoff_factor, 0, 1, usual=0.5)
+        self.growth_interval = checks.whole("growth_interval", self.growth_interval, of="steps")
+
 
 @dataclasses.dataclass
 class InitProcessGroupKwargs:
@@ -226,6 +242,12 @@ class InitProcessGroupKwargs:
     backend: str | None = None
     init_method: str | None = None
     timeout: dt.timedelta | None = None
+
+    def __post_init__(self) -> None:
+        """Raise ``TypeError`` for a timeout that is a number."""
+        seconds = self.timeout if isinstance(self.timeout, int | float) else 1800
+        words = f"a duration, such as datetime.timedelta(seconds={seconds})"
+        checks.instance("InitProcessGroupKwargs(timeout=...)", self.timeout, (dt.timedelta, type(None)), words)
 
 
 @dataclasses.dataclass
@@ -249,6 +271,25 @@ class ProfileKwargs(checks.Flagged):
     with_flops: bool = False
     with_modules: bool = False
     output_trace_dir: str | os.PathLike[str] | None = None
+
+    def __post_init__(self) -> None:
+        """Raise ``ConfigError`` for an activity, a schedule or a flag that is none, ``TypeError`` for a wrong type."""
+        super().__post_init__()
+        if self.activities is not None:
+            checks.instance("ProfileKwargs(activities=...)", self.activities, (list, tuple), 'a list, such as ["cpu"]')
+            self.activities = [_named("activity", name, _ACTIVITIES) for name in self.activities]
+        steps = self.schedule_option or {}
+        if not isinstance(steps, Mapping) or (steps and not steps.keys() >= {*_SCHEDULE[:3]}):
+            raise ConfigError(
+                f"schedule_option={steps!r} is no schedule; give numbers of steps by name, such as "
+                "{'wait': 1, 'warmup': 1, 'active': 3}"
+            )
+        for name, number in steps.items():
+            checks.whole(_named("schedule_option", name, _SCHEDULE), number, of="steps", least=name == "active")
+        if self.on_trace_ready is not None:
+            checks.function("ProfileKwargs(on_trace_ready=...)", self.on_trace_ready)
+        words = (str, os.PathLike, type(None)), "a folder's path"
+        checks.instance("ProfileKwargs(output_trace_dir=...)", self.output_trace_dir, *words)
 
     def build(self) -> profile:
         """Torch's profiler with these arguments; raises ``ConfigError`` for an activity that isn't known."""
@@ -274,6 +315,8 @@ def profiling(options: ProfileKwargs, rank: int) -> Iterator[profile]:
         profiler.export_chrome_trace(str(folder / f"profile_{rank}.json"))
 
 
+_ACTIVITIES = ("cpu", "cuda", "hpu", "mtia", "privateuse1", "xpu")  # some versions of torch lack one
+_SCHEDULE = ("active", "wait", "warmup", "repeat", "skip_first", "skip_first_wait")
 _NOT_TORCHS = ("activities", "schedule_option", "output_trace_dir")
 _PLUGINS: dict[str, type] = {
     "deepspeed_plugin": DeepSpeedPlugin,

@@ -4,6 +4,7 @@ import json
 import logging
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -125,6 +126,43 @@ def test_a_word_is_no_flag(kind, name):
 def test_what_a_project_can_not_be(name, value, error, told):
     with pytest.raises(error, match=told):
         ProjectConfiguration(**{name: value})
+
+
+_A_SCHEDULE = {"wait": 1, "warmup": 1, "active": 1}
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "values", "error", "told"),
+    [
+        (DataLoaderConfiguration, "data_seed", ["x", -1, True, 1.5], ConfigError, "=.* is no number of an order"),
+        (GradScalerKwargs, "init_scale", [0, -1, float("nan"), float("inf"), "x"], ConfigError, "between 0 and inf"),
+        (GradScalerKwargs, "growth_factor", [1, 0.5, None], ConfigError, "between 1 and inf; give one, such as 2.0"),
+        (GradScalerKwargs, "backoff_factor", [0, 1, 2, "x"], ConfigError, "between 0 and 1; give one, such as 0.5"),
+        (GradScalerKwargs, "growth_interval", [0, -1, 1.5, "x"], ConfigError, "=.* is no number of steps"),
+        (DistributedDataParallelKwargs, "bucket_cap_mb", ["x", 0, -1], ConfigError, "between 0 and inf"),
+        (InitProcessGroupKwargs, "timeout", [3], TypeError, r"datetime.timedelta\(seconds=3\), and was given 3"),
+        (InitProcessGroupKwargs, "timeout", ["x"], TypeError, r"such as datetime.timedelta\(seconds=1800\), and was"),
+        (ProfileKwargs, "activities", [["cpi"]], ConfigError, "activity 'cpi' .* Did you mean 'cpu'"),
+        (ProfileKwargs, "activities", ["cpu", 3], TypeError, "takes a list, such as .*, and was given"),
+        (ProfileKwargs, "schedule_option", [3, [1], {"wait": 1}], ConfigError, "is no schedule; give numbers of steps"),
+        (ProfileKwargs, "schedule_option", [_A_SCHEDULE | {"repeet": 1}], ConfigError, "Did you mean 'repeat'"),
+        (ProfileKwargs, "schedule_option", [_A_SCHEDULE | {"wait": "1"}], ConfigError, "wait='1' is no number of st"),
+        (ProfileKwargs, "schedule_option", [_A_SCHEDULE | {"active": 0}], ConfigError, "active=0 is no number of st"),
+        (ProfileKwargs, "on_trace_ready", [3], TypeError, "takes a function, and was given 3"),
+        (ProfileKwargs, "output_trace_dir", [3], TypeError, "takes a folder's path, and was given 3"),
+    ],
+)
+def test_what_options_can_not_be(kind, name, values, error, told):
+    for value in values:
+        with pytest.raises(error, match=told):
+            kind(**{name: value})
+
+
+def test_what_options_can_be():
+    assert DataLoaderConfiguration(data_seed=np.int64(3)).data_seed == 3
+    assert DistributedDataParallelKwargs(bucket_cap_mb=0.001).bucket_cap_mb == 0.001
+    assert DistributedDataParallelKwargs(bucket_cap_mb=None).bucket_cap_mb is None  # torch's own
+    assert ProfileKwargs(activities=("CPU",), schedule_option={"wait": 0, "warmup": 1, "active": 1}).build()
 
 
 def test_a_project_dir_that_is_none():
@@ -319,11 +357,6 @@ def test_each_rank_writes_a_trace(on_ranks, tmp_path, options):
     for rank in range(2):
         trace = json.loads((tmp_path / "new" / f"profile_{rank}.json").read_text())
         assert any(event.get("name") == "aten::matmul" for event in trace["traceEvents"])
-
-
-def test_an_activity_that_is_none():
-    with pytest.raises(ConfigError, match=r"activity 'cpi'.*Did you mean 'cpu'"):
-        ProfileKwargs(activities=["cpi"]).build()
 
 
 def drawn(rng_types):
