@@ -289,6 +289,7 @@ class Accelerator(Reporting, Stepping, Exchanging, Pipelining, Saving):
         fp16 weights under fp16, whose gradients could not be unscaled.
         """
         checks.instance("prepare_model", model, nn.Module, "a model")
+        checks.flags(evaluation_mode=evaluation_mode)
         prepared: Any
         for given, prepared in self._models:
             if model is given or model is prepared:

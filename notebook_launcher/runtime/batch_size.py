@@ -56,6 +56,8 @@ def find_executable_batch_size(
     function that takes none, and ``ConfigError`` for a ``starting_batch_size`` that is no number of samples.
     """
     starting_batch_size = checks.whole("starting_batch_size", starting_batch_size, of="samples")
+    if reduce_batch_size_fn is not None:
+        checks.function("find_executable_batch_size(reduce_batch_size_fn=...)", reduce_batch_size_fn)
     if function is None:
         return lambda decorated: find_executable_batch_size(decorated, starting_batch_size, reduce_batch_size_fn)
     checks.function("find_executable_batch_size", function)
@@ -81,6 +83,7 @@ def find_executable_batch_size(
                 return result
             tried.renew()
             smaller = size // 2 if reduce_batch_size_fn is None else reduce_batch_size_fn()
+            checks.whole("reduce_batch_size_fn()", smaller, of="samples", least=0)
             _logger.warning("%s ran out of memory with the batch size %d; next is %d.", name, size, smaller)
             size = smaller
         raise RuntimeError(

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from notebook_launcher.runtime import gather
+from notebook_launcher.runtime import checks, gather
 from notebook_launcher.runtime.identity import Identity
 
 if TYPE_CHECKING:
@@ -58,6 +58,7 @@ class Exchanging(Identity):
         sample. ``use_gather_object`` takes every list as one of samples. Raises ``ValueError`` for tensors that differ
         in another dim.
         """
+        checks.flags(use_gather_object=use_gather_object)
         return gather.gather_samples(
             input_data, self._progress.latest, self._data_process, as_objects=use_gather_object
         )

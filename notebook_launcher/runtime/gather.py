@@ -107,11 +107,13 @@ def gather_object(object: Any) -> list[Any]:  # noqa: A002 - Accelerate's name
 def gather(tensor: Any) -> Any:
     """Every tensor joined over the ranks along dim 0, in rank order; a 0-d tensor becomes one of shape (ranks,).
 
-    ``tensor`` may be any nesting of them. They keep dtype and device, and lose their gradient's history. Other leaves
-    are left as they are. Raises ``ValueError``, with the shapes, where ranks differ in shape or dtype.
+    ``tensor`` may be any nesting of them. They keep dtype and device, and lose their gradient's history. Texts and
+    Nones are left as they are. Raises ``ValueError``, with the shapes, where ranks differ in shape or dtype,
+    ``TypeError`` for numbers and arrays.
     """
     if _is_alone():
         return tensor
+    _refuse_numbers("gather", tensor)
     agreement.check("gather", tensor)
     return trees.map_tensors(lambda leaf: _Layout().join(_parts(leaf)), tensor)
 
@@ -205,6 +207,7 @@ def pad_across_processes(tensor: Any, dim: int = 0, pad_index: float = 0, pad_fi
     ``pad_first`` fills at the start. Tensors without that dim are left as they are. Raises ``ValueError`` where ranks
     have different numbers of tensors.
     """
+    checks.flags(pad_first=pad_first)
     if _is_alone():
         return tensor
     agreement.check("pad_across_processes")

@@ -126,6 +126,7 @@ class Identity:
         equally long ones. Fewer items than processes leave empty pieces. ``apply_padding`` repeats a piece's last item
         until all are equally long. Raises ``ValueError`` for unequal lengths, ``TypeError`` for what has no items.
         """
+        checks.flags(apply_padding=apply_padding)
         process = self._data_process
         if process.num_processes > 1:
             inputs = splitting.piece(inputs, process.rank, process.num_processes, pad=apply_padding)

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from notebook_launcher.core import config
+from notebook_launcher.runtime import checks
 from notebook_launcher.runtime.gather import broadcast_object
 
 if TYPE_CHECKING:
@@ -91,8 +92,11 @@ def set_seed(seed: int, device_specific: bool = False, deterministic: bool = Fal
     """Seed Python's, numpy's and torch's random numbers, on every device.
 
     ``device_specific`` adds the process's rank. ``deterministic`` has torch refuse operations whose result varies from
-    run to run; on CUDA that needs the variable ``CUBLAS_WORKSPACE_CONFIG=:4096:8``.
+    run to run; on CUDA that needs the variable ``CUBLAS_WORKSPACE_CONFIG=:4096:8``. Raises ``ConfigError`` for a seed
+    that is no whole number, or negative.
     """
+    checks.flags(device_specific=device_specific, deterministic=deterministic)
+    seed = checks.whole("seed", seed, of="a stream of random numbers", least=0)  # Python's takes -1 for 1
     if device_specific:
         grouped = dist.is_available() and dist.is_initialized()
         seed += dist.get_rank() if grouped else config.world().rank

@@ -5,14 +5,15 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from notebook_launcher.core import events
+from notebook_launcher.core import events, notices
+from notebook_launcher.runtime import checks, trees
 from notebook_launcher.runtime.identity import Identity
-from notebook_launcher.runtime.trackers import plain
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator
 
     from notebook_launcher.runtime.checkpoint import Checkpoints
     from notebook_launcher.runtime.loops import Loops
@@ -51,10 +52,19 @@ class Reporting(Identity):
         """Record ``values`` of ``step``, from rank 0, with the trackers; in a launched run they stream to the notebook.
 
         Tensors and arrays become numbers, or lists of them. ``log_kwargs``: by tracker, options of its ``log``.
+        Objects go to trackers only.
         """
+        checks.instance("log", values, Mapping, "names and values, such as {'loss': 0.5}")
+        step = step if step is None else checks.whole("step", step, of="a step (None: without)", least=-1)
         self._trackers.log(values, step, log_kwargs or {})
         if self.is_main_process:
-            events.emit(events.Metric(plain(values), step, time.time()))
+            shown = {name: trees.map_leaves(_plain, value) for name, value in values.items()}
+            for name in [name for name, value in shown.items() if not all(map(_is_data, trees.leaves(value)))]:
+                shown.pop(name)  # an object of the rank's is of no use in the kernel, or would take its GPU
+                if not self.trackers:
+                    given = type(values[name]).__name__
+                    notices.warn(f"log does not show {name!r}, a {given}; give numbers, texts, or containers of them")
+            events.emit(events.Metric(shown, step, time.time()))
 
     def progress(self, iterable: Iterable[_A], total: int | None = None, description: str = "") -> Iterator[_A]:
         """What ``iterable`` gives, a loader's batches for one; the notebook's monitor shows how far this process is.
@@ -78,3 +88,11 @@ class Reporting(Identity):
         """
         self._trackers.end()
         self._checkpoints.wait()
+
+
+def _plain(leaf: Any) -> Any:
+    return leaf.tolist() if hasattr(leaf, "tolist") else leaf
+
+
+def _is_data(leaf: Any) -> bool:
+    return isinstance(leaf, str | int | float | bytes | None)

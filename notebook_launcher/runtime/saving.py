@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from notebook_launcher.core.errors import ConfigError
@@ -15,8 +16,6 @@ from notebook_launcher.runtime.skipping import skip_first_batches
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Mapping
-
-    from torch import nn
 
     from notebook_launcher.runtime.checkpoint import Checkpoints
     from notebook_launcher.runtime.strategies import Strategy
@@ -68,6 +67,7 @@ class Saving:
         and changes it sooner has the save fail, or, by its ``.data``, what is saved may be wrong.
         """
         _refuse("save_state", save_kwargs)
+        checks.flags(safe_serialization=safe_serialization, sharded=sharded, async_=async_)
         return self._checkpoints.save(output_dir, safe=safe_serialization, sharded=sharded, in_background=async_)
 
     def wait_for_save(self) -> None:
@@ -102,6 +102,7 @@ class Saving:
         that is damaged, or one that doesn't fit. Warns of what can't be kept, as with another number of processes.
         """
         _refuse("load_state", {**(load_kwargs or {}), **load_model_func_kwargs}, map_location=None, weights_only=True)
+        checks.flags(strict=strict, skip_random_states=skip_random_states)
         self._checkpoints.load(input_dir, strict=strict, skip_random_states=skip_random_states)
 
     def register_for_checkpointing(self, *objects: Any) -> None:
@@ -137,6 +138,7 @@ class Saving:
     def get_state_dict(self, model: nn.Module, unwrap: bool = True) -> dict[str, Any]:
         """The whole state of a prepared model, under the names of the module that was given to ``prepare``."""
         del unwrap  # the names of a wrapper are of no use to anyone
+        checks.instance("get_state_dict", model, nn.Module, "a model")
         return self._strategy.full_state(model)
 
     def save_model(
@@ -150,6 +152,9 @@ class Saving:
 
         A file has at most ``max_shard_size``, in bytes or such as "500MB", "2GiB"; tied weights are kept once.
         """
+        checks.instance("save_model", model, nn.Module, "a model")
+        checks.flags(safe_serialization=safe_serialization)
+        weights.num_bytes(max_shard_size)  # before the ranks bring the whole model together
         state = self._strategy.full_state(model)
         if self._checkpoints.writes:
             weights.save_model(state, save_directory, max_shard_size, safe=safe_serialization)
@@ -159,6 +164,7 @@ class Saving:
 
         ``safe_serialization``: a dictionary of tensors, as safetensors.
         """
+        checks.flags(safe_serialization=safe_serialization)
         if self._checkpoints.writes:
             weights.save_object(obj, f, safe=safe_serialization)
 

@@ -8,15 +8,15 @@ import contextlib
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from notebook_launcher.core.errors import ConfigError
-from notebook_launcher.runtime import data, optim, plugins, weighting
+from notebook_launcher.runtime import checks, data, optim, plugins, weighting
 from notebook_launcher.runtime.identity import Identity
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from torch import nn
     from torch.profiler import profile
 
     from notebook_launcher.runtime.accumulation import Accumulation, Group, Window
@@ -53,10 +53,12 @@ class Stepping(Identity):
 
     def no_sync(self, model: nn.Module) -> contextlib.AbstractContextManager[Any]:
         """A context in which backward keeps ``model``'s gradients on this process."""
+        checks.instance("no_sync", model, nn.Module, "a prepared model")
         return self._strategy.no_sync(model) or contextlib.nullcontext()
 
     def trigger_sync_in_backward(self, model: nn.Module) -> contextlib.AbstractContextManager[Any]:
         """A context whose one backward exchanges ``model``'s gradients, though its forwards ran under ``no_sync``."""
+        checks.instance("trigger_sync_in_backward", model, nn.Module, "a prepared model")
         return self._strategy.sync_in_backward(model) or contextlib.nullcontext()
 
     @contextlib.contextmanager
@@ -65,6 +67,7 @@ class Stepping(Identity):
 
         ``even_batches`` is in force for passes over loaders that begin inside; None leaves it as it is.
         """
+        checks.flags(even_batches=even_batches)
         with data.evenness(self._loaders, even_batches), self._strategy.join(joinables) or contextlib.nullcontext():
             yield
 
@@ -80,6 +83,7 @@ class Stepping(Identity):
 
         Every process then calls it as often. Other keywords are those of ``torch.Tensor.backward``.
         """
+        checks.instance("backward", loss, torch.Tensor, "a loss as the model gave it, a tensor")
         window = self._accumulation.current
         if not window.sync and not self._accumulation.entered:
             self._accumulation.end_if_left()
@@ -148,6 +152,8 @@ class Stepping(Identity):
         self, autocast_handler: plugins.AutocastKwargs | None = None
     ) -> contextlib.AbstractContextManager[Any]:
         """A context in which torch computes in this precision; ``autocast_handler`` replaces the accelerator's own."""
+        if autocast_handler is not None:
+            checks.instance("autocast", autocast_handler, plugins.AutocastKwargs, "an AutocastKwargs")
         return self._precision.autocast(autocast_handler)
 
     def profile(
@@ -157,7 +163,9 @@ class Stepping(Identity):
 
         Each process writes a Chrome trace ``profile_<rank>.json`` into ``output_trace_dir``, where that is set.
         """
-        return plugins.profiling(profile_handler or self._profiling, self.process_index)
+        handler = self._profiling if profile_handler is None else profile_handler
+        checks.instance("profile", handler, plugins.ProfileKwargs, "a ProfileKwargs")
+        return plugins.profiling(handler, self.process_index)
 
     def maybe_context_parallel(
         self,

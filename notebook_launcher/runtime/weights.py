@@ -92,9 +92,10 @@ def num_bytes(size: int | str) -> int:
     """``size`` in bytes: a number, or one with a unit, "10GB" (of 1000) or "5GiB" (of 1024)."""
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(\w*)\s*", str(size))
     unit = _UNITS.get(found[2].upper()) if found else None
-    if found is None or unit is None:
+    size_bytes = int(float(found[1]) * unit) if found and unit else 0
+    if size_bytes < 1:
         raise ConfigError(f"max_shard_size={size!r} is no size; give bytes, or a text such as '10GB'")
-    return int(float(found[1]) * unit)
+    return size_bytes
 
 
 def untied(state: Mapping[str, Any]) -> tuple[Tensors, dict[str, str]]:

@@ -1,3 +1,4 @@
+import contextlib
 import dataclasses
 import inspect
 import os
@@ -77,6 +78,13 @@ def test_device_placement_needs_one_entry_an_object():
         ("register_for_checkpointing", nn.Linear, "takes objects, not their class, and was given .*Linear"),
         ("register_save_state_pre_hook", 3, "takes a function, and was given 3"),
         ("register_load_state_pre_hook", 3, "takes a function, and was given 3"),
+        ("no_sync", [nn.Linear(1, 1)], r"takes a prepared model, and was given \[Linear"),
+        ("trigger_sync_in_backward", 3, "takes a prepared model, and was given 3"),
+        ("get_state_dict", 3, "takes a model, and was given 3"),
+        ("backward", 0.5, "takes a loss as the model gave it, a tensor, and was given 0.5, of type float"),
+        ("autocast", False, "takes an AutocastKwargs, and was given False"),
+        ("profile", 3, "takes a ProfileKwargs, and was given 3"),
+        ("log", 3, "takes names and values, such as {'loss': 0.5}, and was given 3"),
     ],
 )
 def test_what_a_method_does_not_take(call, given, told):
@@ -90,6 +98,41 @@ def test_what_a_method_does_not_take(call, given, told):
 def test_an_optimizer_is_no_scheduler():
     with pytest.raises(TypeError, match=r"^prepare_scheduler takes a learning-rate scheduler, .* of type SGD"):
         Accelerator(cpu=True).prepare_scheduler(torch.optim.SGD([torch.ones(1)]))
+
+
+@pytest.mark.parametrize(
+    ("call", "given", "flag"),
+    [
+        ("save_state", ["folder"], "sharded"),
+        ("save_state", ["folder"], "async_"),
+        ("save_state", ["folder"], "safe_serialization"),
+        ("load_state", ["folder"], "strict"),
+        ("load_state", ["folder"], "skip_random_states"),
+        ("save_model", [nn.Linear(1, 1), "folder"], "safe_serialization"),
+        ("save", [{}, "file"], "safe_serialization"),
+        ("prepare_model", [nn.Linear(1, 1)], "evaluation_mode"),
+        ("split_between_processes", [[1]], "apply_padding"),
+        ("pad_across_processes", [torch.ones(1)], "pad_first"),
+        ("gather_for_metrics", [torch.ones(1)], "use_gather_object"),
+        ("join_uneven_inputs", [[nn.Linear(1, 1)]], "even_batches"),
+    ],
+)
+def test_a_word_is_no_flag_of_a_method(call, given, flag, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with (
+        contextlib.ExitStack() as stack,
+        pytest.raises(ConfigError, match=f"^{flag}='no' is neither True nor False"),
+    ):
+        stack.enter_context(getattr(Accelerator(cpu=True), call)(*given, **{flag: "no"}))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_shard_size_is_looked_at_before_the_model_is_brought_together(tmp_path, monkeypatch):
+    accelerator = Accelerator(cpu=True)
+    monkeypatch.setattr(accelerator, "_strategy", None)
+    for size in (0, "0.5", "5 foo"):
+        with pytest.raises(ConfigError, match=f"max_shard_size={size!r} is no size"):
+            accelerator.save_model(nn.Linear(1, 1), tmp_path, max_shard_size=size)
 
 
 @pytest.mark.parametrize("given", [True, False])
@@ -151,16 +194,34 @@ def test_print_is_heard_once(on_ranks, capfd):
     assert capfd.readouterr().out.count("only once") == 1
 
 
-def test_log_streams_plain_numbers():
+@pytest.fixture
+def heard():
     heard = []
     events.install(heard.append)
-    try:
-        Accelerator(cpu=True).log({"loss": torch.tensor(0.5, requires_grad=True), "n": 3}, step=7)
-    finally:
-        events.install(None)
+    yield heard
+    events.install(None)
+
+
+def test_log_streams_plain_numbers(heard):
+    Accelerator(cpu=True).log({"loss": torch.tensor(0.5, requires_grad=True), "n": 3}, step=torch.tensor(7))
     (metric,) = heard
-    assert (metric.values, metric.step) == ({"loss": 0.5, "n": 3}, 7)
+    assert (metric.values, metric.step, type(metric.step)) == ({"loss": 0.5, "n": 3}, 7, int)
     assert metric.time_s > 0
+
+
+def test_no_object_of_the_rank_is_sent_to_the_notebook(heard):
+    accelerator = Accelerator(cpu=True)
+    with pytest.warns(UserWarning, match="log does not show 'model', a Linear; give numbers, texts, or cont") as seen:
+        accelerator.log({"model": nn.Linear(1, 1), "by_class": {"cat": torch.ones(2)}, "text": "x", "none": None})
+    assert seen[0].filename == __file__
+    assert heard[0].values == {"by_class": {"cat": [1.0, 1.0]}, "text": "x", "none": None}
+
+
+@pytest.mark.parametrize("step", ["x", 1.5, -2])
+def test_a_step_to_log_is_a_number(step, heard):
+    with pytest.raises(ConfigError, match=f"step={step!r} is no number of a step"):
+        Accelerator(cpu=True).log({"loss": 1}, step=step)
+    assert not heard
 
 
 @pytest.mark.parametrize(

@@ -79,6 +79,16 @@ def test_a_batch_size_to_start_with_is_a_number_of_samples(size):
         find_executable_batch_size(starting_batch_size=size)
 
 
+def test_what_makes_the_size_smaller_is_looked_at():
+    def train(batch_size):
+        raise MemoryError
+
+    with pytest.raises(TypeError, match=r"reduce_batch_size_fn=...\) takes a function, and was given 3"):
+        find_executable_batch_size(train, reduce_batch_size_fn=3)
+    with pytest.raises(ConfigError, match=r"reduce_batch_size_fn\(\)=57.6 is no number of samples"):
+        find_executable_batch_size(train, 64, lambda: 64 * 0.9)()
+
+
 def test_a_function_must_take_the_batch_size():
     def train():
         raise AssertionError

@@ -281,7 +281,7 @@ def number(call):
     getattr(notebook_launcher, call)({"loss": 0.5, "name": "text", "nothing": None})
 
 
-@pytest.mark.parametrize("call", ["reduce", "broadcast"])
+@pytest.mark.parametrize("call", ["reduce", "broadcast", "gather"])
 def test_numbers_are_refused_where_they_would_differ_in_silence(on_ranks, call):
     with pytest.raises(TypeError, match=rf"{call} takes tensors, and was given 0.5"):
         on_ranks(_joined, number, call)

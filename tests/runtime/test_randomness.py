@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from notebook_launcher import Accelerator, set_seed
+from notebook_launcher import Accelerator, ConfigError, set_seed
 from notebook_launcher.runtime.randomness import OwnStream
 
 
@@ -131,6 +131,19 @@ def test_one_seed_for_every_stream(on_ranks):
     assert all(ours != theirs for ours, theirs in zip(first, second, strict=True))
     first, second = on_ranks(drawn_after, {})
     assert first == second
+
+
+@pytest.mark.parametrize("seed", ["x", -1, 1.5, None, True])
+def test_a_seed_is_a_number(seed):
+    before = draw()
+    set_seed(5)
+    with pytest.raises(ConfigError, match=f"seed={seed!r} is no number of a stream of random numbers; give a whole"):
+        set_seed(seed)
+    assert draw() == drawn_after({}) != before  # nothing was touched
+    with pytest.raises(ConfigError, match="deterministic='no' is neither True nor False"):
+        set_seed(5, deterministic="no")
+    set_seed(np.int64(5))
+    assert draw() == drawn_after({})
 
 
 def test_a_seed_may_ask_for_determinism():

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 from notebook_launcher.core import endings, notices
 from notebook_launcher.core.errors import ConfigError
 from notebook_launcher.core.registry import Registry, unknown_name
-from notebook_launcher.runtime.trackers.general import Blank, GeneralTracker, LibraryTracker, check, plain
+from notebook_launcher.runtime.trackers.general import Blank, GeneralTracker, LibraryTracker, check
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from os import PathLike
 
-__all__ = ["TRACKERS", "GeneralTracker", "Trackers", "plain"]
+__all__ = ["TRACKERS", "GeneralTracker", "Trackers"]
 
 TRACKERS = Registry(
     "tracker",
