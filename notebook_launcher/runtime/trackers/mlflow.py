@@ -18,6 +18,7 @@ class MLflow(LibraryTracker):
     name = "mlflow"
     requires_logging_directory = False
     package = "mlflow"
+    active_run = LibraryTracker.tracker  # Accelerate's name
 
     def start(self) -> None:
         """``mlflow.start_run``, which takes ``init_kwargs``; the experiment is made where there is none."""

@@ -17,6 +17,7 @@ class TensorBoard(LibraryTracker):
     name = "tensorboard"
     requires_logging_directory = True
     package = "tensorboard"
+    writer = LibraryTracker.tracker  # Accelerate's name
 
     def start(self) -> None:
         """Begin an event file."""

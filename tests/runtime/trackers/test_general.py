@@ -205,3 +205,10 @@ def test_a_launch_closes_what_is_left_open_by_an_error(on_ranks, capsys):
 @pytest.mark.parametrize("name", TRACKERS.names)
 def test_each_tracker_is_what_its_line_says(name):
     assert TRACKERS.load(name).name == name
+
+
+@pytest.mark.parametrize(("name", "attribute"), [("tensorboard", "writer"), ("wandb", "run"), ("mlflow", "active_run")])
+def test_the_librarys_object_has_accelerates_name_too(name, attribute):
+    tracker = TRACKERS.load(name)("project", "logs")
+    tracker.run = object()
+    assert getattr(tracker, attribute) is tracker.tracker is tracker.run

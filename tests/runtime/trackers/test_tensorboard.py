@@ -50,7 +50,10 @@ def test_what_it_cannot_show_is_a_warning(accelerator):
 def test_images(accelerator, tmp_path):
     accelerator.init_trackers("project")
     accelerator.get_tracker("tensorboard").log_images({"digits": torch.zeros(2, 3, 4, 4)}, step=5)
-    assert [event.step for event in read(tmp_path / "project").Images("digits")] == [5]
+    accelerator.trackers[0].writer.add_images("by_hand", torch.zeros(2, 3, 4, 4), 6)
+    accelerator.end_training()
+    found = read(tmp_path / "project")
+    assert [event.step for name in ("digits", "by_hand") for event in found.Images(name)] == [5, 6]
 
 
 def test_options_reach_the_writer_and_its_calls(accelerator, tmp_path):
