@@ -104,8 +104,10 @@ def untied(state: Mapping[str, Any]) -> tuple[Tensors, dict[str, str]]:
     tensors: Tensors = {}
     aliases: dict[str, str] = {}
     for name, value in state.items():
-        if not is_plain(value):
+        is_reserved = name == "__metadata__"
+        if is_reserved or not is_plain(value):
             kind = value.dtype if isinstance(value, torch.Tensor) else type(value).__name__
+            kind = "name that the format has taken" if is_reserved else kind
             raise ConfigError(
                 f"{name!r} in the model's state, a {kind}, can't be in a safetensors file; pass "
                 "safe_serialization=False"

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from notebook_launcher import Accelerator, ConfigError
+from notebook_launcher import Accelerator, CheckpointError, ConfigError
 from notebook_launcher.runtime import weights
 
 
@@ -73,6 +73,24 @@ def test_what_safetensors_can_t_hold_is_said(tmp_path):
         Accelerator(cpu=True).save_model(model, tmp_path)
     Accelerator(cpu=True).save_model(model, tmp_path, safe_serialization=False)
     assert torch.load(tmp_path / "pytorch_model.bin", weights_only=True)["wave"].dtype == torch.complex64
+
+
+def test_the_name_that_safetensors_has_taken_is_said(tmp_path):
+    model = nn.Linear(1, 1)
+    model.register_buffer("__metadata__", torch.ones(2))
+    accelerator = Accelerator(cpu=True)
+    prepared = accelerator.prepare(model)
+    told = (
+        "'__metadata__' in the model's state, a name that the format has taken, can't be in a safetensors .* pass safe"
+    )
+    with pytest.raises(ConfigError, match=told):
+        accelerator.save_model(prepared, tmp_path)
+    with pytest.raises(CheckpointError, match=told):
+        accelerator.save_state(tmp_path / "checkpoint")
+    accelerator.save_state(tmp_path / "checkpoint", safe_serialization=False)
+    model.get_buffer("__metadata__").zero_()
+    accelerator.load_state(tmp_path / "checkpoint")
+    assert model.get_buffer("__metadata__").tolist() == [1, 1]
 
 
 @pytest.mark.parametrize(("size", "expected"), [(7, 7), ("10GB", 10**10), ("1.5 kb", 1500), ("2GiB", 2**31), ("3", 3)])
