@@ -332,8 +332,12 @@ class Checkpoints:
             if change := loader.change(place, is_exact=is_exact):
                 lost.append(f"loader {number} read {change}: the rest of its epoch is not what it would have been")
             acts.append(functools.partial(loader.go_on, place, is_exact=is_exact))
-            if loader.persistent_workers and place["epoch"]:
-                lost.append("workers that persist have drawn random numbers in earlier epochs, and new ones begin anew")
+            began = place if place.get("is_last", True) else place["beginning"]  # the pass that comes next
+            if loader.persistent_workers and (began["epoch"] or loader._iterator is not None):  # noqa: SLF001 - torch's
+                lost.append(
+                    "workers that persist had drawn random numbers in earlier passes, which is not saved, and draw "
+                    "others than they would have; without persistent_workers they draw the same"
+                )
         acts += [*(group.drop for group in self.groups.values()), functools.partial(self._load_scalings, scalings)]
         if self.project.automatic_checkpoint_naming:
             acts.append(lambda: setattr(self.project, "iteration", facts["iteration"]))

@@ -595,11 +595,34 @@ def test_a_number_of_batches_to_skip_that_is_none(num_batches):
         skip_first_batches(DataLoader(range(3)), num_batches)
 
 
-def test_workers_that_persist_are_said_to_begin_anew(tmp_path):
-    options = {"num_workers": 1, "persistent_workers": True}
-    interrupted(tmp_path, plain(**options), 2)
-    with pytest.warns(UserWarning, match="workers that persist have drawn random numbers in earlier epochs"):
-        resumed(tmp_path, plain(**options))
+@pytest.mark.parametrize(("num_batches", "is_exact"), [(2, True), (6, False), (7, False)])
+def test_workers_that_persist_are_said_to_draw_other_numbers_where_they_do(num_batches, is_exact, tmp_path, recwarn):
+    def prepared():
+        accelerator = Accelerator(cpu=True)
+        options = {"num_workers": 1, "persistent_workers": True}
+        return accelerator, accelerator.prepare(DataLoader(Augmented(), BATCH_SIZE, **options))
+
+    def is_told():
+        told = any("workers that persist had drawn" in str(one.message) for one in recwarn)
+        recwarn.clear()
+        return told
+
+    torch.manual_seed(3)
+    accelerator, loader = prepared()
+    read = []
+    while len(read) < 14:
+        for batch in loader:
+            read.append(batch.tolist())
+            if len(read) == num_batches:
+                accelerator.save_state(tmp_path)
+    other, fresh = prepared()
+    other.load_state(tmp_path)
+    assert is_told() is not is_exact
+    rest = read[num_batches:]
+    assert (listed(fresh) == rest[: 6 - num_batches % 6]) is is_exact
+    assert (listed(fresh) == rest[6 - num_batches % 6 :][:6]) is is_exact
+    accelerator.load_state(tmp_path)
+    assert is_told(), "its workers have gone on"
 
 
 # --- other numbers of processes ---------------------------------------------------------------------------------------
