@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import io
 import json
 import os
@@ -118,6 +119,8 @@ class Draft:
         folder, aside = self.folder, folders.beside(self.folder, "old")
         if folder.exists() and not folder.is_dir():
             raise NotADirectoryError(f"{folder} is a file; name a folder")
+        if folder.is_mount():
+            raise _can_not_move(folder)
         if _holds_working_directory(folder):
             raise ConfigError(f"{folder} holds the working directory, and is replaced as a whole; name another folder")
         self.path.mkdir(parents=True, exist_ok=True)
@@ -246,7 +249,12 @@ class Draft:
             if aside.exists():
                 folders.remove(folder)  # what is set aside is the last checkpoint, this is none
             else:
-                folder.rename(aside)
+                try:
+                    folder.rename(aside)
+                except OSError as error:
+                    if error.errno != errno.EBUSY:
+                        raise
+                    raise _can_not_move(folder) from error  # mounted from its own file system: is_mount saw nothing
         self.path.rename(folder)
 
 
@@ -361,6 +369,13 @@ def _holds_working_directory(folder: Path) -> bool:
         return Path.cwd().is_relative_to(folder)
     except FileNotFoundError:  # somebody has deleted it
         return False
+
+
+def _can_not_move(folder: Path) -> ConfigError:
+    return ConfigError(
+        f"{folder} can't be replaced as a whole: something is mounted just there, or it is in use. Name a folder in "
+        f"it, such as {folder / 'checkpoint'}"
+    )
 
 
 def _exchange(one: Path, other: Path) -> bool:

@@ -1,9 +1,11 @@
 """What a checkpoint holds, how it is refused when it is not whole, and what is named and kept."""
 
+import errno
 import json
 import pickle
 import random
 import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -642,6 +644,31 @@ def test_a_checkpoint_that_is_replaced_while_it_is_read(tmp_path, monkeypatch):
     with pytest.raises(CheckpointError, match="ck was replaced while it was read"):
         parts.accelerator.load_state(tmp_path / "ck")
     assert parts.all_at(2.0)
+
+
+def test_a_folder_that_is_a_mount_is_refused(tmp_path, monkeypatch):
+    parts, volume = Parts(1.0), tmp_path / "volume"
+    volume.mkdir()
+    told = "volume can't be replaced as a whole: something is mounted just there, .* Name a folder .*/volume/che"
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "is_mount", lambda path: path == volume)
+        with pytest.raises(CheckpointError, match=told):
+            parts.accelerator.save_state(volume)
+    assert list(tmp_path.iterdir()) == [volume]
+    parts.accelerator.save_state(volume)
+    parts.set(2.0)
+
+    def rename(path, target):
+        raise OSError(errno.EBUSY if path == volume else errno.EIO, "of the test")
+
+    with monkeypatch.context() as patched:  # mounted from the file system that it is in: nothing shows it before
+        patched.setattr(storage, "_exchange", lambda *_: False)
+        patched.setattr(Path, "rename", rename)
+        with pytest.raises(CheckpointError, match=told):
+            parts.accelerator.save_state(volume)
+    assert list(tmp_path.iterdir()) == [volume]
+    parts.accelerator.load_state(volume)
+    assert parts.all_at(1.0)
 
 
 def test_folders_that_can_t_be_replaced_are_refused(tmp_path, monkeypatch):
