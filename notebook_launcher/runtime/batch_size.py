@@ -50,7 +50,8 @@ def find_executable_batch_size(
     On several ranks all call it, and all try the same size. Where one runs out of memory, the others are called out of
     the collectives in which they wait for it, every accelerator's ``free_memory`` is called, and the process group is
     made anew: what was prepared before is of no use. This is for strategies whose ranks have whole models (DDP): with
-    FSDP, torch keeps what connects the ranks, so the others are not called out, and the run ends with an error.
+    FSDP, torch keeps what connects the ranks, so the others are not called out. Where all run out they try again; else
+    the run ends with an error a minute later, as nobody knows before whether the others will run out too.
 
     Raises ``RuntimeError`` when no size is left, ``TypeError`` for a call that gives the batch size itself and for a
     function that takes none, and ``ConfigError`` for a ``starting_batch_size`` that is no number of samples.
