@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from notebook_launcher.core import config
+from notebook_launcher.core import config, notices
 from notebook_launcher.runtime import (
     checks,
     data,
@@ -48,6 +48,8 @@ _C = TypeVar("_C")
 _D = TypeVar("_D")
 _E = TypeVar("_E")
 _M = TypeVar("_M", bound=nn.Module)
+_TAKEN = (nn.Module, torch.optim.Optimizer, DataLoader)
+_PREPARED = (optim.PreparedOptimizer, data.PreparedLoader)
 
 
 class Accelerator(Reporting, Stepping, Exchanging, Pipelining, Saving):
@@ -254,7 +256,7 @@ class Accelerator(Reporting, Stepping, Exchanging, Pipelining, Saving):
 
         Models move to ``device`` and are spread as the strategy says; loaders give this process its share; optimizers
         and schedulers act when an accumulation group is complete. What is prepared already, and anything else, comes
-        back as it is. ``device_placement`` says for each object whether it moves.
+        back as it is, a list of them with a warning. ``device_placement`` says for each object whether it moves.
 
         Raises ``ConfigError`` for an optimizer that was made from another model, a batch size that can't be split, and
         a loader of another accelerator; ``ValueError`` for as many placements as there are not objects. The methods
@@ -266,6 +268,13 @@ class Accelerator(Reporting, Stepping, Exchanging, Pipelining, Saving):
             raise ValueError(
                 f"device_placement has {len(placed)} entries for {len(objects)} objects; give one for each"
             )
+        for container in objects:
+            inside = container.values() if isinstance(container, dict) else container
+            things = inside if isinstance(container, list | tuple | dict) else ()
+            left = [one for one in things if isinstance(one, _TAKEN) and not isinstance(one, _PREPARED)]
+            if left and self.is_main_process:
+                kinds = f"a {type(container).__name__} that holds a {type(left[0]).__name__}"
+                notices.warn(f"prepare was given {kinds}, and prepares nothing in it; give each as an argument")
         ready = [
             self.prepare_model(thing, device_placement=place) if isinstance(thing, nn.Module) else thing
             for thing, place in zip(objects, placed, strict=True)

@@ -9,9 +9,10 @@ import torch
 from torch import nn
 
 from notebook_launcher.core.errors import ConfigError
+from notebook_launcher.core.precisions import PRECISIONS
 from notebook_launcher.core.registry import unknown_name
 from notebook_launcher.core.world import World
-from notebook_launcher.runtime import options
+from notebook_launcher.runtime import checks, options
 from notebook_launcher.runtime.plugins import Keywords
 from notebook_launcher.runtime.strategies import STRATEGIES
 from notebook_launcher.runtime.zero_engine import twin
@@ -66,6 +67,10 @@ def estimate(
 
     Raises ``ConfigError`` for what ``Accelerator`` refuses, and for an optimizer that can't be made.
     """
+    checks.instance("estimate", model, nn.Module, "a model")
+    num_processes = checks.whole("num_processes", num_processes, of="processes")
+    if mixed_precision not in PRECISIONS:
+        raise unknown_name("mixed_precision", mixed_precision, PRECISIONS)
     keywords = Keywords(None)
     world = World(world_size=num_processes, strategy=strategy, mixed_precision=mixed_precision)
     world = options.with_plugins(world, keywords, **plugins)

@@ -135,6 +135,18 @@ def test_a_shard_size_is_looked_at_before_the_model_is_brought_together(tmp_path
             accelerator.save_model(nn.Linear(1, 1), tmp_path, max_shard_size=size)
 
 
+def test_what_stands_in_a_container_is_said_to_stay_as_it_is():
+    accelerator, model = Accelerator(cpu=True), nn.Linear(1, 1)
+    optimizers = [torch.optim.SGD(model.parameters()), torch.optim.Adam(model.parameters())]
+    with pytest.warns(UserWarning, match="a list that holds a SGD, and prepares nothing in it; give each as") as seen:
+        _, same = accelerator.prepare(model, optimizers)
+    assert same is optimizers
+    assert seen[0].filename == __file__
+    with pytest.warns(UserWarning, match="prepare was given a dict that holds a Linear"):
+        accelerator.prepare({"model": model})
+    assert accelerator.prepare(["text"], [accelerator.prepare(optimizers[0])])[0] == ["text"]  # nothing is said
+
+
 @pytest.mark.parametrize("given", [True, False])
 def test_device_placement_is_given_object_by_object(given):
     with pytest.raises(TypeError, match=rf"device_placement=...\) takes a list of True or False, .* given {given}"):

@@ -258,6 +258,8 @@ def test_its_text_is_for_people():
     ("options", "text"),
     [
         ({"optimizer": "AdamWW"}, "optimizer 'AdamWW' is not known. Did you mean 'AdamW'?"),
+        ({"num_processes": 0}, "num_processes=0 is no number of processes"),
+        ({"mixed_precision": "bf61"}, "mixed_precision 'bf61' is not known. Did you mean 'bf16'?"),
         ({"strategy": "zero"}, "strategy 'zero' is not known"),
         ({"optimizer": torch.optim.LBFGS}, "a step of LBFGS can't be tried, to see what state it keeps"),
         ({"parallelism_config": ParallelismConfig(dp_shard_size=3)}, "dp_shard 3 = 3, and the run has 2 processes"),
@@ -267,8 +269,13 @@ def test_its_text_is_for_people():
         ),
         ({"strategy": "spmd_fsdp"}, "estimate can't say what strategy='spmd_fsdp' keeps on each rank"),
     ],
-    ids=range(6),
+    ids=range(8),
 )
 def test_what_cannot_be_is_said(options, text):
     with pytest.raises(ConfigError, match=text.replace("(", r"\(").replace("?", r"\?").replace(".", r"\.")):
         estimate(Net(), **options)
+
+
+def test_what_is_no_model_has_no_estimate():
+    with pytest.raises(TypeError, match=r"estimate takes a model, and was given .*Net.*, of type type"):
+        estimate(Net)
