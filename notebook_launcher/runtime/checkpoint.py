@@ -332,7 +332,7 @@ class Checkpoints:
             if change := loader.change(place, is_exact=is_exact):
                 lost.append(f"loader {number} read {change}: the rest of its epoch is not what it would have been")
             acts.append(functools.partial(loader.go_on, place, is_exact=is_exact))
-            began = place if place.get("is_last", True) else place["beginning"]  # the pass that comes next
+            began = place if place.get("is_over", True) else place["beginning"]  # the pass that comes next
             if loader.persistent_workers and (began["epoch"] or loader._iterator is not None):  # noqa: SLF001 - torch's
                 lost.append(
                     "workers that persist had drawn random numbers in earlier passes, which is not saved, and draw "
