@@ -14,6 +14,7 @@ import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from notebook_launcher.runtime import randomness
+from notebook_launcher.runtime.attributes import Attributes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -51,6 +52,8 @@ class Place:
         self._epochs = epochs
         self._dataset: Any = dataset if hasattr(dataset, "state_dict") and hasattr(dataset, "load_state_dict") else None
         self._generators = [generator for generator in generators if generator is not None]
+        own = epochs.samplers if self._dataset is not None else [*epochs.samplers, dataset]
+        self._attributes = [Attributes(one) for one in own]
         self._is_own = in_process and self._dataset is not None
         self._beginning: State = {}  # of the latest pass
         self._reading: _Reading | None = None
@@ -137,7 +140,7 @@ class Place:
         yield Beginning(start, is_exact, bring, is_at_end, drawn)
         if pending is not None:
             randomness.restore(now)
-            self._set(self._epochs.state() | {"generators": pending["generators"]}, dataset=False)
+            self._set(pending | self._epochs.state(), dataset=False)
             self._epochs.was_set |= was_set
 
     def follow(self, batches: Iterator[Any], num_before: int, num_parts: int) -> Iterator[Any]:
@@ -147,12 +150,16 @@ class Place:
 
     def _now(self) -> State:
         generators = [generator.get_state() for generator in self._generators]
-        return self._epochs.state() | {"generators": generators, "dataset": _state_of(self._dataset)}
+        attributes = [one.state() for one in self._attributes]
+        now = {"generators": generators, "attributes": attributes, "dataset": _state_of(self._dataset)}
+        return self._epochs.state() | now
 
     def _set(self, state: State, *, dataset: bool) -> None:
         self._epochs.load(state)
         for generator, saved in zip(self._generators, state["generators"], strict=True):
             generator.set_state(saved)
+        for attributes, saved in zip(self._attributes, state.get("attributes", ()), strict=False):
+            attributes.load(saved)
         if dataset and self._dataset is not None and state["dataset"] is not None:
             self._dataset.load_state_dict(state["dataset"])
 

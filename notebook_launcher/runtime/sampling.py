@@ -74,7 +74,7 @@ class Epochs:
         ``seed`` takes the place of the one that is drawn; ``seed_is_torchs`` takes the one that torch was seeded with,
         whatever was drawn since.
         """
-        samplers = samplers_of(base)
+        self.samplers = samplers = samplers_of(base)
         self.epoch = 0  # the one that begins next
         self.seed = seed
         self._seed_is_torchs = seed_is_torchs

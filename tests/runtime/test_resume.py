@@ -93,7 +93,48 @@ class Lazy(Sampler):
             yield int(torch.randint(NUM_SAMPLES, ()))
 
 
+class OwnNumbers(Sampler):
+    """Draws its order, as a whole and again as it goes, from random numbers of its own of every kind."""
+
+    def __init__(self):
+        self.numpy = np.random.default_rng(0)
+        self.old = np.random.RandomState(1)
+        self.python = random.Random(2)  # noqa: S311
+        self.torch = torch.Generator().manual_seed(3)
+        self.name = "own"
+
+    def __len__(self):
+        return NUM_SAMPLES
+
+    def __iter__(self):
+        first = self.numpy.integers(NUM_SAMPLES) + self.old.randint(NUM_SAMPLES)
+        for _ in range(NUM_SAMPLES):
+            last = self.python.randrange(NUM_SAMPLES) + int(torch.randint(NUM_SAMPLES, (), generator=self.torch))
+            yield int(first + last) % NUM_SAMPLES
+
+
+class Counting(OwnNumbers):
+    """Makes its order from a count of its passes."""
+
+    def __init__(self):
+        self.num_passes = 0
+
+    def __iter__(self):
+        self.num_passes += 1
+        return iter(np.random.default_rng(self.num_passes).permutation(NUM_SAMPLES).tolist())
+
+
+class OwnNoise(Augmented):
+    def __init__(self):
+        self.noise = np.random.default_rng(0)
+
+    def __getitem__(self, index):
+        return super().__getitem__(index) + self.noise.random(dtype=np.float32)
+
+
 LOADERS = {
+    "numbers of its own": lambda: {"dataset": Augmented(), "sampler": OwnNumbers()},
+    "counting sampler": lambda: {"dataset": OwnNoise(), "sampler": Counting()},
     "shuffled": lambda: {"dataset": Augmented(), "shuffle": True},
     "in order": lambda: {"dataset": Augmented()},
     "workers": lambda: {"dataset": Augmented(), "shuffle": True, "num_workers": 2},
@@ -238,6 +279,8 @@ def ranks_compare(folder, loader, options):
     ("loader", "options"),
     [
         ("shuffled", {"num_steps": 2}),
+        ("numbers of its own", {}),
+        ("counting sampler", {}),
         ("stream", {}),
         ("stateful stream", {}),
         ("stateful stream", {"dataloader_config": DataLoaderConfiguration(dispatch_batches=False)}),
