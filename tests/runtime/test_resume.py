@@ -132,7 +132,23 @@ class OwnNoise(Augmented):
         return super().__getitem__(index) + self.noise.random(dtype=np.float32)
 
 
+class Buffered(IterableDataset):
+    """Shuffles in a buffer, by random numbers of its own."""
+
+    def __init__(self):
+        self.order = random.Random(4)  # noqa: S311
+
+    def __iter__(self):
+        buffer = []
+        for index in range(NUM_SAMPLES):
+            buffer.append(torch.full((3,), float(index)))
+            if len(buffer) > 5:
+                yield buffer.pop(self.order.randrange(len(buffer)))
+        yield from buffer
+
+
 LOADERS = {
+    "shuffle buffer": lambda: {"dataset": Buffered()},
     "numbers of its own": lambda: {"dataset": Augmented(), "sampler": OwnNumbers()},
     "counting sampler": lambda: {"dataset": OwnNoise(), "sampler": Counting()},
     "shuffled": lambda: {"dataset": Augmented(), "shuffle": True},
