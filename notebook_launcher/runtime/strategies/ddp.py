@@ -60,18 +60,34 @@ class DistributedModel(models.Transparent, DistributedDataParallel):
             (name, one) for name, one in module.named_parameters() if not (one.requires_grad or name in ignored)
         ]
 
-    def make_ready(self) -> None:
+    def make_ready(self, loss: torch.Tensor) -> None:
         """Have the backward that comes exchange its gradients, though one has since the last forward.
 
         Theirs are then the averages of before and, on top, each rank's own: their average is right. DDP would leave
-        them as they are, different on each rank.
+        them as they are, different on each rank. The parameters that go unused are those that ``loss`` doesn't reach.
         """
-        if self.require_backward_grad_sync and not (self.find_unused_parameters or self.static_graph):
-            if not self.is_ready:
-                reducer: Any = self.reducer
-                reducer._rebuild_buckets()  # noqa: SLF001 - as a forward does: once, in the order of the first backward
-                reducer.prepare_for_backward([])
+        if self.require_backward_grad_sync:
+            if self.find_unused_parameters or not self.is_ready:
+                self._rebuild()
+                self.reducer.prepare_for_backward([loss])
             self.is_ready = False
+
+    def refuse_unfinished(self) -> None:
+        """Raise ``RuntimeError`` where a backward has not exchanged all: DDP does at the next forward, after a step."""
+        if self._has_rebuilt_buckets:
+            self._rebuild()
+
+    def _rebuild(self) -> None:
+        """Arrange the buckets, as a forward does: once, in the order of the first backward."""
+        reducer: Any = self.reducer
+        try:
+            self._has_rebuilt_buckets |= reducer._rebuild_buckets()  # noqa: SLF001
+        except RuntimeError as error:
+            raise RuntimeError(
+                "A backward reached only some of the parameters whose gradients DDP exchanges, and waits for the "
+                "others: the ranks' gradients differ. Add the losses up and call backward once; or look for what each "
+                "reaches, with DistributedDataParallelKwargs(find_unused_parameters=True) and no static_graph."
+            ) from error
 
     def refuse_unfrozen(self) -> None:
         """Raise ``ConfigError`` where a parameter is trained that was frozen when DDP saw it."""
@@ -95,8 +111,10 @@ class _NoSync:
         self._before: list[bool] = []
 
     def __enter__(self) -> None:
-        self._before.append(self._model.require_backward_grad_sync)
-        self._model.require_backward_grad_sync = False
+        model = self._model
+        self._before.append(model.require_backward_grad_sync)
+        # A static graph is learned in the first two backwards that exchange gradients. To exchange is right in any.
+        model.require_backward_grad_sync = model.static_graph and not model._has_rebuilt_buckets  # noqa: SLF001
 
     def __exit__(self, *exception: object) -> None:
         self._model.require_backward_grad_sync = self._before.pop()
@@ -179,8 +197,10 @@ class DistributedData:
     def backward(self, loss: torch.Tensor, **options: Any) -> None:
         """Add the averages of the gradients, of a second backward through a forward too."""
         for model in self._arrivals:
-            model.make_ready()
+            model.make_ready(loss)
         single.backward(loss, **options)  # type: ignore[no-untyped-call]
+        for model in self._arrivals:
+            model.refuse_unfinished()
 
     def no_sync(self, model: nn.Module) -> _NoSync | None:
         """A context without gradient exchange; None for a model that DDP does not hold."""

@@ -45,9 +45,41 @@ def with_another_s_between(backward, model, x):
     of_one_forward(backward, lambda _: out, x)
 
 
-def trained(losses, num_micro_batches):
-    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=num_micro_batches)
-    model, alone = net(), net()
+class Heads(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.trunk, self.first, self.second = net(), nn.Linear(1, 1), nn.Linear(1, 1)
+
+    def forward(self, x):
+        trunk = self.trunk(x)
+        return self.first(trunk), self.second(trunk)
+
+
+def of_two_heads(backward, model, x):
+    first, second = model(x)
+    backward(first.square().mean(), retain_graph=True)
+    backward(second.abs().mean())
+
+
+def of_a_head_each(backward, model, x):
+    (first, _), (_, second) = model(x), model(-x)
+    backward(first.square().mean())
+    backward(second.abs().mean())
+
+
+def too_few_in_the_last(is_static):
+    kwargs = DistributedDataParallelKwargs(static_graph=is_static)
+    accelerator = Accelerator(cpu=True, kwargs_handlers=[kwargs])
+    model = accelerator.prepare(Heads())
+    for head in (slice(2), slice(2), slice(1)):
+        outputs = model(samples(0)[0])
+        accelerator.backward(sum(one.sum() for one in outputs[head]))
+
+
+def trained(losses, num_micro_batches, make=net, **options):
+    kwargs = [DistributedDataParallelKwargs(**options)]
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=num_micro_batches, kwargs_handlers=kwargs)
+    model, alone = make(), make()
     optimizer, other = (torch.optim.SGD(one.parameters(), 0.1) for one in (model, alone))
     model, optimizer = accelerator.prepare(model, optimizer)
     for step in range(NUM_STEPS * num_micro_batches):
@@ -64,10 +96,25 @@ def trained(losses, num_micro_batches):
     return furthest(accelerator, model, alone)
 
 
-@pytest.mark.parametrize("num_micro_batches", [1, 2])
+def trained_each(losses, make, *options):
+    return max(trained(losses, count, make, **chosen) for count in (1, 2, 5) for chosen in options)
+
+
 @pytest.mark.parametrize("losses", [of_one_forward, of_two_forwards, with_another_s_between])
-def test_several_backwards_before_a_step_are_averaged(on_ranks, losses, num_micro_batches):
-    assert max(on_ranks(trained, losses, num_micro_batches)) < 1e-6
+def test_several_backwards_before_a_step_are_averaged(on_ranks, losses):
+    options = {}, {"find_unused_parameters": True}, {"static_graph": True}
+    assert max(on_ranks(trained_each, losses, net, *options)) < 1e-6
+
+
+@pytest.mark.parametrize("losses", [of_two_heads, of_a_head_each])
+def test_each_backward_may_reach_other_parameters_where_ddp_looks_for_them(on_ranks, losses):
+    assert max(on_ranks(trained_each, losses, Heads, {"find_unused_parameters": True})) < 1e-6
+
+
+@pytest.mark.parametrize("is_static", [False, True])
+def test_a_backward_that_reaches_too_few_parameters_is_refused_before_the_step(on_ranks, is_static):
+    with pytest.raises(RuntimeError, match=r"A backward reached only some of .* Add the losses up and call backward"):
+        on_ranks(too_few_in_the_last, is_static)
 
 
 def unfrozen_late(_):
