@@ -306,7 +306,7 @@ def reduced(hook, wrapper, options):
         ("fp16", "no", {}, "half"),
         ("no", "fp16", {}, "half"),
         ("power_sgd", "no", {"start_powerSGD_iter": 2, "matrix_approximation_rank": 1}, 1.002),
-        ("batched_power_sgd", "fp16", {"start_powerSGD_iter": 9}, "half"),  # torch 2.13's own fails once it starts
+        ("power_sgd", "fp16", {"start_powerSGD_iter": 9}, "half"),
     ],
 )
 def test_communication_hooks_compress_gradients(on_ranks, hook, wrapper, options, expected):
@@ -319,10 +319,21 @@ def test_communication_hooks_compress_gradients(on_ranks, hook, wrapper, options
         assert first == pytest.approx([1.002] * 4, abs=1e-3)
 
 
-@pytest.mark.parametrize("options", [(DDPCommunicationHookType.BF16, "no"), ("no", "bf16")])
-def test_a_hook_that_the_process_group_lacks_is_torchs_error(on_ranks, options):
-    with pytest.raises(TypeError, match="BF16"):
-        on_ranks(reduced, *options, {})
+def made(hook):
+    Accelerator(cpu=True, kwargs_handlers=[DistributedDataParallelKwargs(**hook)])
+
+
+@pytest.mark.parametrize(
+    ("hook", "told"),
+    [
+        ({"comm_hook": DDPCommunicationHookType.BF16}, "comm_hook='bf16'.*on cpu.*Use 'fp16', 'power_sgd' or 'no'"),
+        ({"comm_wrapper": "bf16"}, "comm_wrapper='bf16'.*on cpu.*Use 'fp16' or 'no'"),
+        ({"comm_hook": "batched_power_sgd"}, r"comm_hook='batched_power_sgd'.*fails as soon as .*Use 'power_sgd'"),
+    ],
+)
+def test_a_hook_that_torch_would_fail_with_is_refused_before_a_model_is_there(on_ranks, hook, told):
+    with pytest.raises(ConfigError, match=told):
+        on_ranks(made, hook)
 
 
 def wrapped_options():

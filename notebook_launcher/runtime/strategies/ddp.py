@@ -150,6 +150,26 @@ def _compress(model: DistributedDataParallel, hook: str, wrapper: str, options: 
     )
 
 
+def _refuse_hook(chosen: dict[str, Any], device: torch.device) -> None:
+    """Raise ``ConfigError`` for a hook that torch would fail with: when DDP is made, or a thousand steps later."""
+    for name, others in (("comm_hook", "'fp16', 'power_sgd'"), ("comm_wrapper", "'fp16'")):
+        if chosen.get(name) == "bf16" and device.type not in {"cuda", "xpu"}:
+            raise ConfigError(
+                f"DistributedDataParallelKwargs({name}='bf16') can't be used on {device.type}: torch exchanges bf16 "
+                f"only between GPUs, over NCCL or XCCL. Use {others} or 'no' here."
+            )
+    if chosen.get("comm_hook") == "batched_power_sgd":
+        from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+
+        try:
+            powerSGD_hook._orthogonalize(torch.ones(1, 1))  # noqa: SLF001 - as that hook does once it starts
+        except AssertionError:
+            raise ConfigError(
+                f"DistributedDataParallelKwargs(comm_hook='batched_power_sgd'): that hook of torch {torch.__version__} "
+                "fails as soon as it compresses, after start_powerSGD_iter backwards (1000). Use 'power_sgd'."
+            ) from None
+
+
 @final
 class DistributedData:
     """Torch's DDP."""
@@ -171,6 +191,7 @@ class DistributedData:
         self.data_process = process
         self._device = process.device
         self._options = changed(keywords[DistributedDataParallelKwargs])
+        _refuse_hook(self._options, self._device)
         self._arrivals: weakref.WeakKeyDictionary[DistributedModel, buckets.Arrivals] = weakref.WeakKeyDictionary()
         self._loaded: list[tuple[buckets.Arrivals, list[str]]] = []  # what ``go_on`` is to replay
 
