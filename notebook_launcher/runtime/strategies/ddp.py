@@ -68,12 +68,15 @@ class DistributedModel(models.Transparent, DistributedDataParallel):
         """
         if self.require_backward_grad_sync:
             if self.find_unused_parameters or not self.is_ready:
-                self._rebuild()
+                try:
+                    self._rebuild()
+                except RuntimeError:  # the backward before has left some parameters, which this one may reach
+                    return
                 self.reducer.prepare_for_backward([loss])
             self.is_ready = False
 
     def refuse_unfinished(self) -> None:
-        """Raise ``RuntimeError`` where a backward has not exchanged all: DDP does at the next forward, after a step."""
+        """Raise ``RuntimeError`` where backwards have not exchanged all: DDP does at the next forward, after a step."""
         if self._has_rebuilt_buckets:
             self._rebuild()
 
@@ -181,7 +184,13 @@ class DistributedData:
     clip_value = staticmethod(single.clip_value)
     gradients = staticmethod(single.gradients)
     pair = staticmethod(single.pair)
-    step = staticmethod(single.step)
+
+    def step(self, optimizer: torch.optim.Optimizer, closure: Callable[[], Any] | None) -> Any:
+        """Let ``optimizer`` step, once all gradients are exchanged."""
+        for model in self._arrivals:
+            model.refuse_unfinished()
+        return single.step(optimizer, closure)
+
     full_state = staticmethod(single.full_state)
     forget = staticmethod(single.forget)
     held = staticmethod(holdings.whole)
@@ -220,8 +229,6 @@ class DistributedData:
         for model in self._arrivals:
             model.make_ready(loss)
         single.backward(loss, **options)  # type: ignore[no-untyped-call]
-        for model in self._arrivals:
-            model.refuse_unfinished()
 
     def no_sync(self, model: nn.Module) -> _NoSync | None:
         """A context without gradient exchange; None for a model that DDP does not hold."""

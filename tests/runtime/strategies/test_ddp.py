@@ -70,10 +70,21 @@ def of_a_head_each(backward, model, x):
 def too_few_in_the_last(is_static):
     kwargs = DistributedDataParallelKwargs(static_graph=is_static)
     accelerator = Accelerator(cpu=True, kwargs_handlers=[kwargs])
-    model = accelerator.prepare(Heads())
+    heads = Heads()
+    model, optimizer = accelerator.prepare(heads, torch.optim.SGD(heads.parameters(), 0.1))
     for head in (slice(2), slice(2), slice(1)):
         outputs = model(samples(0)[0])
         accelerator.backward(sum(one.sum() for one in outputs[head]))
+        optimizer.step()
+
+
+class Towers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = net(), net()
+
+    def forward(self, x):
+        return self.first(x), self.second(x)
 
 
 def trained(losses, num_micro_batches, make=net, **options):
@@ -104,6 +115,10 @@ def trained_each(losses, make, *options):
 def test_several_backwards_before_a_step_are_averaged(on_ranks, losses):
     options = {}, {"find_unused_parameters": True}, {"static_graph": True}
     assert max(on_ranks(trained_each, losses, net, *options)) < 1e-6
+
+
+def test_backwards_that_reach_all_parameters_together_are_averaged(on_ranks):
+    assert max(on_ranks(trained_each, of_two_heads, Towers, {}, {"find_unused_parameters": True})) < 1e-6
 
 
 @pytest.mark.parametrize("losses", [of_two_heads, of_a_head_each])
