@@ -165,7 +165,7 @@ def _refuse_hook(chosen: dict[str, Any], device: torch.device) -> None:
         from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 
         try:
-            powerSGD_hook._orthogonalize(torch.ones(1, 1))  # noqa: SLF001 - as that hook does once it starts
+            powerSGD_hook._orthogonalize(torch.ones(1, 1))  # type: ignore[no-untyped-call]  # noqa: SLF001 - as it does later
         except AssertionError:
             raise ConfigError(
                 f"DistributedDataParallelKwargs(comm_hook='batched_power_sgd'): that hook of torch {torch.__version__} "
