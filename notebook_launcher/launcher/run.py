@@ -87,7 +87,8 @@ class Run:
         atexit.unregister(_end_all)
         atexit.register(_end_all)  # after, so that it runs before, the fork server's end was registered
         threading.Thread(target=self._supervise, name=f"notebook-launcher-run-{self.name}", daemon=True).start()
-        self._begun.wait()
+        while not self._begun.wait(_SLICE_S):  # an interrupt that comes just before a wait is heard after it
+            pass
         if self._supervisor is None and self._error is not None:
             raise self._error
 
