@@ -11,14 +11,27 @@ from typing import Any
 import numpy as np
 import torch
 
-# By type: how the state of a generator is read, and how it is set.
-_STREAMS: dict[type, tuple[Any, Any]] = {
-    torch.Generator: (torch.Generator.get_state, torch.Generator.set_state),
-    random.Random: (random.Random.getstate, random.Random.setstate),
-    np.random.RandomState: (np.random.RandomState.get_state, np.random.RandomState.set_state),
-    np.random.Generator: (
+_Kind = tuple[type, Any, Any, Any]
+# Of generators: the type, how its state is read and set, and how one is made for a state.
+_KINDS: dict[str, _Kind] = {
+    "torch": (
+        torch.Generator,
+        lambda generator: (str(generator.device), generator.get_state()),
+        lambda generator, state: generator.set_state(state[1]),
+        lambda state: torch.Generator(state[0]),
+    ),
+    "python": (random.Random, random.Random.getstate, random.Random.setstate, lambda _: random.Random()),  # noqa: S311
+    "numpy's old": (
+        np.random.RandomState,
+        lambda generator: generator.get_state(legacy=False),
+        np.random.RandomState.set_state,
+        lambda state: np.random.RandomState(getattr(np.random, state["bit_generator"])()),
+    ),
+    "numpy": (
+        np.random.Generator,
         lambda generator: generator.bit_generator.state,
         lambda generator, state: setattr(generator.bit_generator, "state", state),
+        lambda state: np.random.Generator(getattr(np.random, state["bit_generator"])()),
     ),
 }
 _COUNTS = (int, float, str)
@@ -28,23 +41,37 @@ class Attributes:
     """Those of a ``holder``, that change as it is read."""
 
     def __init__(self, holder: Any) -> None:
-        """Before it was read. Who has ``set_epoch`` is told the epoch, and needs no count; torch's own have none."""
+        """Before it was read. Who has ``set_epoch`` is told its ``epoch``; torch's own have no counts."""
         self._holder = {} if type(holder).__module__.startswith("torch.") else getattr(holder, "__dict__", {})
-        self._has_counts = not hasattr(holder, "set_epoch")
+        self._told = "epoch" if hasattr(holder, "set_epoch") else ""
         self._first = self._counts()
+        self._unmade = {name for name, value in self._holder.items() if value is None}
 
     def state(self) -> dict[str, Any]:
         """For ``load``: the counts that are other than at first, and every generator's state."""
         counts = {name: value for name, value in self._counts().items() if value != self._first.get(name)}
-        streams = {name: _STREAMS[type(one)][0](one) for name, one in self._holder.items() if type(one) in _STREAMS}
-        return {"counts": counts, "streams": streams}
+        streams = self._streams().items()
+        return {"counts": counts, "streams": {name: (kind, _KINDS[kind][1](one)) for name, (kind, one) in streams}}
 
     def load(self, state: dict[str, Any]) -> None:
         """Make the holder what it was."""
         self._holder.update(self._first | state["counts"])
-        for name, saved in state["streams"].items():
-            if type(one := self._holder.get(name)) in _STREAMS:
-                _STREAMS[type(one)][1](one, saved)
+        later = [name for name in self._streams() if name not in state["streams"]]
+        for name in later:  # had not been made
+            del self._holder[name]
+        self._holder.update(dict.fromkeys(self._unmade.intersection(later)))
+        for name, (kind, saved) in state["streams"].items():
+            type_, _, write, make = _KINDS[kind]
+            if self._holder.get(name) is None:  # is made where it is first needed
+                self._holder[name] = make(saved)
+            if type(self._holder[name]) is type_:
+                write(self._holder[name], saved)
 
     def _counts(self) -> dict[str, Any]:
-        return {name: value for name, value in self._holder.items() if self._has_counts and type(value) in _COUNTS}
+        counts = {name: one for name, one in self._holder.items() if type(one) in _COUNTS or isinstance(one, np.number)}
+        counts.pop(self._told, None)
+        return counts
+
+    def _streams(self) -> dict[str, tuple[str, Any]]:
+        kinds = {type_: kind for kind, (type_, *_) in _KINDS.items()}
+        return {name: (kinds[type(one)], one) for name, one in self._holder.items() if type(one) in kinds}

@@ -124,6 +124,26 @@ class Counting(OwnNumbers):
         return iter(np.random.default_rng(self.num_passes).permutation(NUM_SAMPLES).tolist())
 
 
+class Late(OwnNumbers):
+    """Makes its random numbers when it first needs them, and counts passes though it is told epochs."""
+
+    def __init__(self):
+        self.torch = self.python = None
+        self.num_passes = np.int64(0)
+        self.epoch = 0
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __iter__(self):
+        self.num_passes += 1
+        if self.torch is None:
+            self.torch, self.numpy = torch.Generator().manual_seed(3), np.random.default_rng(0)
+            self.python, self.old = random.Random(2), np.random.RandomState(1)  # noqa: S311
+        first = self.num_passes + 7 * self.epoch
+        return (int(first + index) % NUM_SAMPLES for index in super().__iter__())
+
+
 class OwnNoise(Augmented):
     def __init__(self):
         self.noise = np.random.default_rng(0)
@@ -150,6 +170,7 @@ class Buffered(IterableDataset):
 LOADERS = {
     "shuffle buffer": lambda: {"dataset": Buffered()},
     "numbers of its own": lambda: {"dataset": Augmented(), "sampler": OwnNumbers()},
+    "late numbers": lambda: {"dataset": Augmented(), "sampler": Late()},
     "counting sampler": lambda: {"dataset": OwnNoise(), "sampler": Counting()},
     "shuffled": lambda: {"dataset": Augmented(), "shuffle": True},
     "in order": lambda: {"dataset": Augmented()},
@@ -297,6 +318,7 @@ def ranks_compare(folder, loader, options):
         ("shuffled", {"num_steps": 2}),
         ("numbers of its own", {}),
         ("counting sampler", {}),
+        ("late numbers", {}),
         ("stream", {}),
         ("stateful stream", {}),
         ("stateful stream", {"dataloader_config": DataLoaderConfiguration(dispatch_batches=False)}),
