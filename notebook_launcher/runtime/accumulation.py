@@ -20,6 +20,11 @@ if TYPE_CHECKING:
     from notebook_launcher.runtime.optim import PreparedOptimizer
 
 
+def _handled() -> int:
+    """Which exception is being handled; no reference, which would keep its frames alive."""
+    return id(sys.exception())
+
+
 @dataclasses.dataclass(slots=True, eq=False)
 class Iteration:
     """One pass over one prepared loader, as far as it has come."""
@@ -35,8 +40,14 @@ class Iteration:
     is_last: bool = False
     ends_group: bool = False  # some rank's batch is its last: all exchange gradients, since that one won't any more
     is_open: bool = True
+    handled: int = dataclasses.field(default_factory=_handled)  # when it began: the training may be in a handler itself
     sizes: tuple[int, ...] = ()
     counts: tuple[int, ...] = ()
+
+    @property
+    def was_left(self) -> bool:
+        """Whether it was ended, and not by an exception that is being handled."""
+        return not self.is_open and self.handled == _handled()
 
 
 class Progress:
@@ -301,7 +312,7 @@ class Group(Window):
     @property
     def is_unfinished(self) -> bool:
         """Whether the group has begun, and goes on with the next micro-batch, or would but for an exception."""
-        return not (self._is_done or (self.was_left and sys.exception() is None))
+        return not (self._is_done or (self.was_left and self._iteration is not None and self._iteration.was_left))
 
     @property
     def was_left(self) -> bool:

@@ -10,7 +10,6 @@ import collections
 import contextlib
 import copy
 import functools
-import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from notebook_launcher.runtime import randomness
@@ -69,7 +68,7 @@ class Place:
         """
         if latest is None or (latest.is_last and not latest.is_open):
             return self.pending or self._now()
-        is_over = latest.is_last or (not latest.is_open and sys.exception() is None)
+        is_over = latest.is_last or latest.was_left
         place = {"batches": latest.index, "num_parts": num_parts, "is_last": latest.is_last, "is_over": is_over}
         read: State = {"ahead": [], "drawn": drawn_ahead(latest.index * num_parts) if drawn_ahead else {}}
         if self._reading is not None and not latest.is_last:  # after its last batch a data set may have begun anew

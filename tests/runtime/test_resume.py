@@ -592,6 +592,16 @@ def test_what_was_loaded_can_be_saved_before_it_goes_on(tmp_path):
     assert listed(loader) == epochs[1][3:]
 
 
+def test_a_loop_that_was_left_is_over_in_the_handler_of_an_earlier_exception_too(tmp_path):
+    try:
+        next(iter(()))
+    except StopIteration:  # as where training begins again with a smaller batch
+        left(tmp_path, plain(shuffle=True), "break")
+    _, loader = resumed(tmp_path, plain(shuffle=True))
+    assert loader.batches_seen == 0
+    assert listed(loader) == epochs_of(plain(shuffle=True))[1]
+
+
 def test_data_that_has_become_shorter_is_said(tmp_path):
     interrupted(tmp_path, plain(), 5)
     with pytest.warns(UserWarning, match="and now 8 samples in batches of 2"):
