@@ -213,8 +213,7 @@ class PreparedLoader(DataLoader[Any]):
         if not hasattr(batches, "_sampler_iter"):  # a subclass's generator, which begins with its first batch
             batches = itertools.chain(list(itertools.islice(batches, 1)), batches)
         elif num_skipped and not self.num_workers:  # the order is drawn now, as where it was interrupted
-            drawn = list(itertools.islice(batches._sampler_iter, 1))  # noqa: SLF001 - where torch has it
-            batches._sampler_iter = itertools.chain(drawn, batches._sampler_iter)  # noqa: SLF001
+            batches._sampler_iter.skip()  # noqa: SLF001 - where torch has it
         sampler.num_skipped = 0
         if type(batches) in _TORCHS_OWN:
             batches = _unlabelled(batches)

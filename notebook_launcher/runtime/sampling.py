@@ -185,10 +185,25 @@ def _is_plain(item: Any) -> bool:
     return isinstance(item, _PLAIN) and all(map(_is_plain, item if isinstance(item, tuple | list) else ()))
 
 
-def _after(drawn: Iterator[Any], notes: Notes, num_skipped: int) -> Iterator[Any]:
-    for _ in itertools.islice(drawn, num_skipped):
-        notes.popleft()
-    yield from drawn
+class After:
+    """What was ``drawn`` but for the first ``num_skipped``, which are drawn, at the latest, with the first that is."""
+
+    def __init__(self, drawn: Iterator[Any], notes: Notes, num_skipped: int) -> None:
+        """``notes`` are of what is drawn."""
+        self._drawn, self._notes, self._num_skipped = drawn, notes, num_skipped
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        self.skip()
+        return next(self._drawn)
+
+    def skip(self) -> None:
+        """Draw what is skipped, and no more: a sampler may count what it gives."""
+        for _ in itertools.islice(self._drawn, self._num_skipped):
+            self._notes.popleft()
+        self._num_skipped = 0
 
 
 class SharedSampler:
@@ -226,7 +241,7 @@ class SharedSampler:
             batches = agreed(batches, self.base)
         draw = self._draw_alone if self.plan.num_ranks == 1 else self._draw
         drawn = draw(batches, self.notes)
-        return _after(drawn, self.notes, self.num_skipped) if self.num_skipped else drawn
+        return After(drawn, self.notes, self.num_skipped) if self.num_skipped else drawn
 
     def __len__(self) -> int:
         """Batches of this rank's share; raises ``TypeError`` where the sampler has no length."""

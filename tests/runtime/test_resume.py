@@ -602,6 +602,25 @@ def test_a_loop_that_was_left_is_over_in_the_handler_of_an_earlier_exception_too
     assert listed(loader) == epochs_of(plain(shuffle=True))[1]
 
 
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_sampler_that_counts_what_it_gives_is_skipped_exactly(tmp_path, num_workers):
+    class Consuming(Counting):
+        def __iter__(self):
+            for _ in range(12):
+                self.num_passes += 1
+                yield self.num_passes % 12
+
+    def loader():
+        return DataLoader(torch.arange(12), sampler=Consuming(), batch_size=2, num_workers=num_workers)
+
+    epochs = epochs_of(loader())
+    torch.manual_seed(3)
+    interrupted(tmp_path, loader(), 3)
+    _, going_on = resumed(tmp_path, loader())
+    assert listed(skip_first_batches(going_on, 3)) == epochs[1][3:]
+    assert listed(going_on) == epochs[2]
+
+
 def test_data_that_has_become_shorter_is_said(tmp_path):
     interrupted(tmp_path, plain(), 5)
     with pytest.warns(UserWarning, match="and now 8 samples in batches of 2"):
