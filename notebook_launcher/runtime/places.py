@@ -120,11 +120,13 @@ class Place:
         if pending is not None and self._is_over(pending, skip):
             self._set(pending, dataset=True)
             pending = None
+        here: State = {}
         now = {} if pending is None else randomness.snapshot()  # numpy's takes its time
         was_set = self._epochs.was_set
         start, bring = skip or 0, None
         self._reading, self._ahead = None, (0, [])
         if pending is not None:
+            here = self._now()  # what draws from the same generators may have been read since load_state
             self._set(pending["beginning"], dataset=True)
             randomness.restore(pending["beginning"]["random"])
             start = pending["batches"] if skip is None else skip
@@ -139,7 +141,7 @@ class Place:
         yield Beginning(start, is_exact, bring, is_at_end, drawn)
         if pending is not None:
             randomness.restore(now)
-            self._set(pending | self._epochs.state(), dataset=False)
+            self._set(here | self._epochs.state(), dataset=False)
             self._epochs.was_set |= was_set
 
     def follow(self, batches: Iterator[Any], num_before: int, num_parts: int) -> Iterator[Any]:

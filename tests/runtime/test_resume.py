@@ -621,6 +621,30 @@ def test_a_sampler_that_counts_what_it_gives_is_skipped_exactly(tmp_path, num_wo
     assert listed(going_on) == epochs[2]
 
 
+def test_data_that_was_read_by_another_loader_since_goes_on_from_there(tmp_path):
+    def loaders():
+        data = OwnNoise()
+        return DataLoader(data, batch_size=4, shuffle=True), DataLoader(data, batch_size=4)
+
+    def rest(folder=None):
+        torch.manual_seed(3)
+        accelerator = Accelerator(cpu=True)
+        training, evaluation = accelerator.prepare(*loaders())
+        if folder is not None and folder.exists():
+            accelerator.load_state(folder)
+        batches = iter(training)
+        if not training.batches_seen:
+            next(batches), next(batches)
+            if folder is not None:
+                accelerator.save_state(folder)
+        else:
+            batches = training
+        return listed(evaluation), listed(batches)
+
+    expected = rest(tmp_path / "a")
+    assert rest(tmp_path / "a") == expected
+
+
 def test_data_that_has_become_shorter_is_said(tmp_path):
     interrupted(tmp_path, plain(), 5)
     with pytest.warns(UserWarning, match="and now 8 samples in batches of 2"):
