@@ -87,6 +87,7 @@ class Place:
         """
         self._set(state, dataset="beginning" not in state)
         self.pending = None
+        is_exact = is_exact and state.get("is_exact", True)  # False: loaded so before, and saved before it went on
         if "beginning" in state:
             was, now = (state["num_parts"], num_parts) if is_exact else (state["samples"], num_samples)
             num_batches = state["batches"] * was // now

@@ -785,3 +785,26 @@ def test_another_number_of_processes_goes_on_in_the_same_order(on_ranks, tmp_pat
     for number, expected in enumerate((epochs[1][num_seen:], epochs[2])):
         rounds = zip(*(passes[number] for passes in found), strict=True)
         assert [batch for round_ in rounds for batch in round_] == expected
+
+
+def save_early_on_ranks(folder):
+    torch.manual_seed(3)
+    return interrupted(folder, plain(num_batches=12, shuffle=True), 1)[0].num_processes
+
+
+def rest_after_saving_again(folder):
+    """On one process, in batches as large as a step of two was; saved again before anything was read."""
+    loader = plain(num_batches=12, shuffle=True)
+    torch.manual_seed(9)
+    with pytest.warns(UserWarning, match="saved by 2 processes"):
+        accelerator, _ = resumed(folder, DataLoader(loader.dataset, 2 * loader.batch_size, shuffle=True))
+    accelerator.save_state(folder / "again")
+    _, again = resumed(folder / "again", DataLoader(loader.dataset, 2 * loader.batch_size, shuffle=True))
+    return listed(again)
+
+
+def test_what_another_number_of_processes_has_loaded_and_saved_again_reads_nothing_twice(on_ranks, tmp_path):
+    epochs = epochs_of(plain(num_batches=12, shuffle=True))
+    on_ranks(save_early_on_ranks, tmp_path)
+    (found,) = on_ranks(rest_after_saving_again, tmp_path, num_processes=1)
+    assert sum(found, []) == sum(epochs[1][2:], [])  # noqa: RUF017 - few
