@@ -43,19 +43,25 @@ class Attributes:
     def __init__(self, holder: Any) -> None:
         """Before it was read. Who has ``set_epoch`` is told its ``epoch``; torch's own have no counts."""
         self._holder = {} if type(holder).__module__.startswith("torch.") else getattr(holder, "__dict__", {})
+        self._type = type(holder)
         self._told = "epoch" if hasattr(holder, "set_epoch") else ""
         self._first = self._counts()
+        self._first_sizes = self._sizes()
         self._unmade = {name for name, value in self._holder.items() if value is None}
 
     def state(self) -> dict[str, Any]:
         """For ``load``: the counts that are other than at first, and every generator's state."""
+        counts: dict[str, Any] | None
         counts = {name: value for name, value in self._counts().items() if value != self._first.get(name)}
+        if self._sizes() != self._first_sizes:
+            counts = None  # they may count what it has read and cached, which is not kept
         streams = self._streams().items()
         return {"counts": counts, "streams": {name: (kind, _KINDS[kind][1](one)) for name, (kind, one) in streams}}
 
     def load(self, state: dict[str, Any]) -> None:
         """Make the holder what it was."""
-        self._holder.update(self._first | state["counts"])
+        if state["counts"] is not None and self._sizes() == self._first_sizes:
+            self._holder.update(self._first | state["counts"])
         later = [name for name in self._streams() if name not in state["streams"]]
         for name in later:  # had not been made
             del self._holder[name]
@@ -71,6 +77,11 @@ class Attributes:
         counts = {name: one for name, one in self._holder.items() if type(one) in _COUNTS or isinstance(one, np.number)}
         counts.pop(self._told, None)
         return counts
+
+    def _sizes(self) -> dict[str, int]:
+        """How much is in the lists and dictionaries of data that are read by index."""
+        held = self._holder if hasattr(self._type, "__getitem__") else {}
+        return {name: len(one) for name, one in held.items() if isinstance(one, list | dict | set)}
 
     def _streams(self) -> dict[str, tuple[str, Any]]:
         kinds = {type_: kind for kind, (type_, *_) in _KINDS.items()}

@@ -152,6 +152,19 @@ class OwnNoise(Augmented):
         return super().__getitem__(index) + self.noise.random(dtype=np.float32)
 
 
+class Cached(Augmented):
+    """Keeps what it has made, and counts that."""
+
+    def __init__(self):
+        self.noise, self.size = [], 0
+
+    def __getitem__(self, index):
+        while self.size <= index:
+            self.noise.append(0.1 * self.size)
+            self.size += 1
+        return super().__getitem__(index) + self.noise[index]
+
+
 class Buffered(IterableDataset):
     """Shuffles in a buffer, by random numbers of its own."""
 
@@ -172,6 +185,7 @@ LOADERS = {
     "numbers of its own": lambda: {"dataset": Augmented(), "sampler": OwnNumbers()},
     "late numbers": lambda: {"dataset": Augmented(), "sampler": Late()},
     "counting sampler": lambda: {"dataset": OwnNoise(), "sampler": Counting()},
+    "cached": lambda: {"dataset": Cached(), "shuffle": True},
     "shuffled": lambda: {"dataset": Augmented(), "shuffle": True},
     "in order": lambda: {"dataset": Augmented()},
     "workers": lambda: {"dataset": Augmented(), "shuffle": True, "num_workers": 2},
