@@ -150,10 +150,10 @@ class Accelerator(Reporting, Stepping, Exchanging, Pipelining, Saving):
             sync_each_batch=accumulation.sync_each_batch,
             new_scaling=self._precision.new_scaling,
         )
-        self._progress = Progress()
         self._loops = Loops()
         self._models: list[tuple[nn.Module, nn.Module]] = []  # as given, as prepared
         self._optimizers: list[optim.PreparedOptimizer] = []
+        self._progress = Progress(self._optimizers)
         self._schedulers: list[optim.PreparedScheduler] = []
         self._loaders: list[data.PreparedLoader] = []
         self._groups = Groups(self._accumulation, self._progress, self._strategy, self._optimizers, self._models)

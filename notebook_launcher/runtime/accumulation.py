@@ -53,12 +53,14 @@ class Iteration:
 class Progress:
     """The passes over an accelerator's loaders that are going on; the latest batch says which one the code is in."""
 
-    __slots__ = ("latest", "num_batches", "num_passes", "open")
+    __slots__ = ("latest", "num_backwards", "num_batches", "num_passes", "open", "optimizers")
 
-    def __init__(self) -> None:
-        """Nothing is being read."""
+    def __init__(self, optimizers: Sequence[object] = ()) -> None:
+        """Nothing is being read. ``optimizers`` are those of the training, a list that may grow."""
+        self.optimizers = optimizers
         self.open: list[Iteration] = []
         self.latest: Iteration | None = None
+        self.num_backwards = 0
         self.num_batches = 0
         self.num_passes = 0
 

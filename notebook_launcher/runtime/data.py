@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch.autograd import profiler
 from torch.utils.data import DataLoader, IterableDataset, dataloader
 
+from notebook_launcher.core import notices
 from notebook_launcher.core.errors import CheckpointError, ConfigError
 from notebook_launcher.runtime import dispatch, sharding, short_batches, trees
 from notebook_launcher.runtime.places import Beginning, Place, State
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from notebook_launcher.runtime.plugins import DataLoaderConfiguration
     from notebook_launcher.runtime.process import Process
 
+_T = TypeVar("_T")
 _TORCHS_OWN = (dataloader._SingleProcessDataLoaderIter, dataloader._MultiProcessingDataLoaderIter)  # noqa: SLF001
 
 
@@ -72,6 +74,8 @@ class PreparedLoader(DataLoader[Any]):
             alike_among(share.process.twins, share.process.device)
             self._seed_workers()
             batches = self._batches_from(beginning)
+        if beginning.start and self._skip is None and share.process.world.rank == 0:
+            batches = _trained_on(batches, beginning.start, share.progress)
         iteration = share.progress.begin(share, self._known_length())
         iteration.index = beginning.start
         share.latest = iteration
@@ -274,6 +278,23 @@ def _unlabelled(batches: Any) -> Iterator[Any]:
         except StopIteration:
             return
         yield batch
+
+
+def _trained_on(batches: Iterator[_T], num_before: int, progress: Progress) -> Iterator[_T]:
+    """``batches``, which go on after ``num_before``; a warning where as many are skipped once more, by hand."""
+    before, num_skipped = progress.num_backwards, 0
+    for num_skipped, batch in enumerate(itertools.islice(batches, num_before), 1):  # noqa: B007
+        yield batch
+    is_unused = progress.num_backwards == before
+    following = list(itertools.islice(batches, 1))
+    yield from following
+    if is_unused and (progress.num_backwards > before if following else progress.optimizers):
+        notices.warn(
+            f"after load_state the loader goes on by itself, here after {num_before} batches of the epoch, and of the "
+            f"next {num_skipped} none had a backward: a loop that skips by hand what it was trained on skips twice. "
+            "Leave that out, or take loader.batches_seen for the place; enumerate begins at 0."
+        )
+    yield from batches
 
 
 def prepare(

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from torch.profiler import profile
 
-    from notebook_launcher.runtime.accumulation import Accumulation, Group, Window
+    from notebook_launcher.runtime.accumulation import Accumulation, Group, Progress, Window
     from notebook_launcher.runtime.groups import Groups
     from notebook_launcher.runtime.precision import Precision
     from notebook_launcher.runtime.strategies import Strategy
@@ -31,6 +31,7 @@ class Stepping(Identity):
     prepare_optimizer: Callable[..., optim.PreparedOptimizer]
     _accumulation: Accumulation
     _groups: Groups
+    _progress: Progress
     _strategy: Strategy
     _backward: Callable[..., None]
     _precision: Precision
@@ -92,6 +93,7 @@ class Stepping(Identity):
         elif window.divisor != 1:
             loss = loss / window.divisor
         window.is_pending = window.has_run = True
+        self._progress.num_backwards += 1
         if window.scaling is not None:
             loss = window.scaling.scale(loss)
         if keywords:

@@ -481,6 +481,46 @@ def test_a_skipped_pass_is_saved_with_its_true_place(tmp_path):
     assert loader.batches_seen == 0
 
 
+def trained(folder, num_batches, *, is_skipped, stops=None):
+    """The batches of the first epoch that were trained on, in a loop that skips by hand those it had before."""
+    torch.manual_seed(3)
+    accelerator = Accelerator(cpu=True)
+    model = nn.Linear(1, 1)
+    model, optimizer, loader = accelerator.prepare(
+        model, torch.optim.SGD(model.parameters(), 0.1), DataLoader(torch.arange(12.0)[:, None], batch_size=2)
+    )
+    if num_batches:
+        accelerator.load_state(folder)
+    used = []
+    for number, batch in enumerate(loader):
+        if is_skipped(loader, number):
+            continue
+        accelerator.backward(model(batch).sum())
+        optimizer.step()
+        optimizer.zero_grad()
+        used.append(batch[0].item())
+        if len(used) == stops:
+            accelerator.save_state(folder)
+            break
+    return used
+
+
+@pytest.mark.parametrize("num_batches", [2, 4])
+def test_a_loop_that_skips_by_hand_what_load_state_skips_is_warned(tmp_path, num_batches):
+    trained(tmp_path, 0, is_skipped=lambda *_: False, stops=num_batches)
+    said = rf"after {num_batches} batches of the epoch, and of the next 2 none had a backward.*batches_seen"
+    with pytest.warns(UserWarning, match=said) as warned:
+        trained(tmp_path, num_batches, is_skipped=lambda _, number: number < num_batches)
+    assert warned[0].filename == __file__
+    rest = trained(tmp_path, num_batches, is_skipped=lambda loader, _: loader.batches_seen <= num_batches)
+    assert rest == [2.0 * number for number in range(num_batches, 6)]
+
+
+def test_batches_left_out_after_load_state_are_the_loop_s_own_business(tmp_path):
+    trained(tmp_path, 0, is_skipped=lambda *_: False, stops=3)
+    assert trained(tmp_path, 3, is_skipped=lambda _, number: number == 0) == [8.0, 10.0]
+
+
 def test_another_epoch_begins_at_its_beginning(tmp_path):
     epochs = epochs_of(plain(shuffle=True))
     torch.manual_seed(3)
