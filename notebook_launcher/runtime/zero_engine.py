@@ -36,6 +36,7 @@ class Engine:
         self.is_open = False  # the last backward was in such a micro-batch
         self.is_final = False  # the group's gradients are exchanged, and the next thing is a step
         self._graph = -1  # the number of the last backward
+        self.is_heard = True  # False as a backward begins, until it is heard of
         self._norm: Any = None  # of the gradients as they are, once it is known
         self._exchanged: list[tuple[torch.Tensor | None, int]] = []  # whole gradients as they were left then
         self.held = tuple(engine.module.parameters())  # found once: each step would walk through all modules
@@ -56,6 +57,7 @@ class Engine:
 
         def backward_prologue() -> None:
             graph = torch._C._current_graph_task_id()  # noqa: SLF001 - nothing public tells one backward from another
+            self.is_heard = True
             if graph != self._graph and any(one.requires_grad for one in self.held):  # all frozen: not its backward
                 self._graph = graph  # the same in a second forward in one loss: DeepSpeed would never end this backward
                 self._begin_backward()
@@ -84,6 +86,7 @@ class Engine:
 
             zero.finalize_gradient_accumulation_boundary = finalize_gradient_accumulation_boundary
             self._adapt_end()
+            self._adapt_hooks()
         self._measure_once("_get_norm_groups" if self.stage == WEIGHTS else "scaled_global_norm")
 
     def _adapt_end(self) -> None:
@@ -100,6 +103,25 @@ class Engine:
             zero.clear_backward_seen_flag()
 
         engine._backward_epilogue = backward_epilogue  # noqa: SLF001
+
+    def _adapt_hooks(self) -> None:
+        """Hear of a backward from a parameter's gradient at the latest: methods of the model pass ``forward`` by."""
+        zero = self.engine.optimizer
+        expects = zero.should_refresh_expected_hook_count
+
+        def should_refresh_expected_hook_count() -> bool:  # what a gradient's hook asks first
+            if not self.is_heard:
+                if self.stage == WEIGHTS:
+                    raise RuntimeError(
+                        "backward was given a loss that doesn't come from calling the model: another of its methods "
+                        "was called, or forward gave an object that its tensors can't be found in. ZeRO stage 3 needs "
+                        "the call: have forward do what the method does and return tensors, tuples or dictionaries, or "
+                        "use zero_stage=2 or lower"
+                    )
+                self.engine._backward_prologue()  # noqa: SLF001
+            return bool(expects())
+
+        zero.should_refresh_expected_hook_count = should_refresh_expected_hook_count
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """The model's outputs; a backward from any of them is heard of, also from those of an earlier backward."""

@@ -79,7 +79,6 @@ class DeepSpeed:
     name = "deepspeed"
     layout = "deepspeed"
     trains_apart = False
-    backward = staticmethod(single.backward)  # engines hear of it from their models' outputs
     go_on = staticmethod(single.go_on)
     held = staticmethod(zero_config.held)
 
@@ -175,6 +174,12 @@ class DeepSpeed:
             told = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()]
             raise ConfigError(f"DeepSpeed refuses its configuration's {error.title}: {'; '.join(told)}") from None
         return Engine(engine, optimizer)
+
+    def backward(self, loss: torch.Tensor, **options: Any) -> None:
+        """Add the gradients; engines hear of it from their models' outputs or, at the latest, their parameters."""
+        for trained in self._trained.values():
+            trained.is_heard = False
+        single.backward(loss, **options)  # type: ignore[no-untyped-call]
 
     def no_sync(self, model: nn.Module) -> _Collecting | None:
         """A context for a micro-batch that doesn't end its group; gradients are exchanged as the stage does it."""

@@ -913,3 +913,57 @@ def test_two_backwards_through_one_forward_train_as_in_plain_torch_or_it_is_said
         assert found.pop((3, "slope")).startswith("There was a backward with create_graph=True, and ZeRO stage 3")
         assert len(found) == 6
         assert {key: worst for key, worst in found.items() if not worst <= TOLERANCE} == {}
+
+
+class Encoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers, _, _ = pieces()
+
+    def forward(self, x):
+        return self.layers(x)
+
+    def whole(self, x):
+        return self(x).square().mean()
+
+    def layered(self, x):
+        return self.layers(x).square().mean()
+
+
+def past_the_call(stage):
+    """How far from plain torch groups of micro-batches take a model whose loss its methods give; or what is said."""
+    acc = accelerator(stage, 2)
+    torch.manual_seed(1)
+    batches = torch.randn(6, acc.num_processes, 4, 5)
+    plain, model = Encoder(), Encoder()
+    stepped = torch.optim.SGD(plain.parameters(), lr=0.05)
+    model, optimizer = acc.prepare(model, torch.optim.SGD(model.parameters(), lr=0.05))
+    ways = ("layered", "whole", "__call__")
+    try:
+        for number, batch in enumerate(batches):
+            with acc.accumulate(model):
+                found = getattr(model, ways[number % 3])(batch[acc.process_index])
+                acc.backward(found.square().mean() if found.ndim else found)
+                optimizer.step()
+                optimizer.zero_grad()
+            (plain(batch).square().mean() / 2).backward()
+            if number % 2:
+                stepped.step()
+                stepped.zero_grad()
+    except RuntimeError as error:
+        return str(error)
+    expected = torch.cat([value.detach().reshape(-1) for value in plain.parameters()])
+    return largest_difference([weights(acc, model)], [expected])
+
+
+def all_past_the_call():
+    return {stage: past_the_call(stage) for stage in STAGES}
+
+
+@needs_deepspeed
+def test_a_loss_from_another_method_of_the_model_trains_it_or_it_is_said_why_not(on_ranks):
+    for found in on_ranks(all_past_the_call):
+        said = found.pop(3)
+        assert said.startswith("backward was given a loss that doesn't come from calling the model")
+        assert "use zero_stage=2 or lower" in said
+        assert {stage: worst for stage, worst in found.items() if not worst <= TOLERANCE} == {}

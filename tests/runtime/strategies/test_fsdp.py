@@ -3,13 +3,14 @@
 import contextlib
 import functools
 import json
+import types
 from typing import NamedTuple
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
@@ -339,6 +340,22 @@ def two_models():
     return [accelerator.get_state_dict(one) for one in (teacher, whole, *students)]
 
 
+def by_a_method():
+    """Trained by a method of the model that is not its call, as README names it to torch."""
+    accelerator = accelerator_of()
+    model = net()
+    model.loss_of = types.MethodType(lambda self, x: self.blocks[0](self.first(x)).square().mean(), model)
+    model, optimizer = accelerator.prepare(model, optimizer_of(model))
+    if accelerator.num_processes > 1:
+        register_fsdp_forward_method(model, "loss_of")
+    torch.manual_seed(3)
+    for x in torch.randn(3, 8, 9):
+        accelerator.backward(model.loss_of(x))
+        optimizer.step()
+        optimizer.zero_grad()
+    return accelerator.get_state_dict(model)
+
+
 def state_of_before():
     """An optimizer that has stepped before its model was sharded keeps its state."""
     accelerator = accelerator_of()
@@ -457,6 +474,7 @@ def all_models():
         from_rank0,
         different_weights,
         two_models,
+        by_a_method,
         state_of_before,
         compiled,
         evaluated_in_between,
@@ -500,6 +518,13 @@ def test_several_models_frozen_ones_too(on_ranks):
     for one in found_of_models(on_ranks):
         for got, other in zip(one["two_models"], expected, strict=True):
             assert all(torch.allclose(got[name], other[name], atol=1e-6) for name in other)
+
+
+def test_a_method_that_torch_was_told_of_trains(on_ranks):
+    expected = by_a_method()
+    for one in found_of_models(on_ranks):
+        assert all(torch.allclose(value, expected[name], atol=1e-6) for name, value in one["by_a_method"].items())
+    assert not torch.equal(expected["blocks.0.inner.weight"], net().state_dict()["blocks.0.inner.weight"])
 
 
 def test_an_optimizer_keeps_the_state_that_it_has(on_ranks):
