@@ -22,7 +22,7 @@ from notebook_launcher.runtime import agreement, models, zero_checkpoint, zero_c
 from notebook_launcher.runtime.optim import PreparedOptimizer
 from notebook_launcher.runtime.stand_ins import DummyOptim
 from notebook_launcher.runtime.strategies import single
-from notebook_launcher.runtime.zero_engine import WHOLE, Engine
+from notebook_launcher.runtime.zero_engine import WEIGHTS, WHOLE, Engine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -145,6 +145,13 @@ class DeepSpeed:
         process = self._process
         on_cpu = process.device.type == "cpu"
         options = zero_config.build(self.plugin, precision, process.num_processes, models.unwrap(model), on_cpu=on_cpu)
+        plain = models.unwrap(model, keep_torch_compile=False)
+        if options["zero_optimization"]["stage"] == WEIGHTS and plain is not models.unwrap(model):
+            raise ConfigError(
+                f"prepare was given a {type(plain).__name__} that torch.compile has wrapped, and ZeRO stage 3 puts its "
+                "hooks into modules, which DeepSpeed can't do there: call model.compile(), which wraps nothing, or "
+                "torch.compile what prepare returns"
+            )
         stand_in = getattr(optimizer, "stands_for_scheduler", None)
         group = optimizer.param_groups[0]
         numbers = (stand_in.total_num_steps, stand_in.warmup_num_steps) if stand_in else (None, None)

@@ -478,6 +478,9 @@ def refusals():
     one, other = nn.Linear(2, 2), nn.Linear(2, 2)
     with trying("two models"):
         accelerator(2).prepare(one, other, torch.optim.SGD([*one.parameters(), *other.parameters()], lr=0.1))
+    with trying("compiled"):
+        wrong = Accelerator(cpu=True, deepspeed_plugin=DeepSpeedPlugin(zero_stage=3), mixed_precision="bf16")
+        wrong.prepare(torch.compile(one), torch.optim.SGD(one.parameters(), lr=0.1))
     with trying("pydantic"):
         given = {"zero_optimization": {"stage": 2, "overlap_com": True}}
         wrong = Accelerator(cpu=True, deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=given))
@@ -494,6 +497,7 @@ def test_what_an_engine_cannot_do_is_said(on_ranks):
         "late": "before the step",
         "closure": "given a closure",
         "two models": "trains 2 models (Linear, Linear)",
+        "compiled": "a Linear that torch.compile has wrapped, and ZeRO stage 3",
         "pydantic": "overlap_com",
     }
     for told in on_ranks(refusals):
