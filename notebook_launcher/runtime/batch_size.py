@@ -41,7 +41,7 @@ def find_executable_batch_size(
     function: Callable[..., Any] | None = None,
     starting_batch_size: int = 128,
     reduce_batch_size_fn: Callable[[], int] | None = None,
-) -> Any:
+) -> Callable[..., Any]:
     """Decorate a function whose first argument is a batch size, to be called without it.
 
     It is called with ``starting_batch_size``, and after each out-of-memory error again with half of that, or what
@@ -85,7 +85,7 @@ def find_executable_batch_size(
             tried.renew()
             smaller = size // 2 if reduce_batch_size_fn is None else reduce_batch_size_fn()
             checks.whole("reduce_batch_size_fn()", smaller, of="samples", least=0)
-            _logger.warning("%s ran out of memory with the batch size %d; next is %d.", name, size, smaller)
+            _logger.warning("%s ran out of memory with the batch size %d; next is %s.", name, size, smaller or "none")
             size = smaller
         raise RuntimeError(
             f"no batch size is small enough for {name}: {starting_batch_size} and smaller ones ran out of memory"

@@ -71,6 +71,8 @@ def estimate(
     num_processes = checks.whole("num_processes", num_processes, of="processes")
     if mixed_precision not in PRECISIONS:
         raise unknown_name("mixed_precision", mixed_precision, PRECISIONS)
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        optimizer = _class_of(optimizer)
     keywords = Keywords(None)
     world = World(world_size=num_processes, strategy=strategy, mixed_precision=mixed_precision)
     world = options.with_plugins(world, keywords, **plugins)
@@ -133,7 +135,7 @@ def _stepped(optimizer: Any, groups: Sequence[Sequence[torch.Tensor]]) -> int:
         for group, own in zip(trying.param_groups, parameters, strict=True):
             group["params"] = own
     else:
-        trying = _class_of(optimizer)([one for group in parameters for one in group])
+        trying = optimizer([one for group in parameters for one in group])
     trying.step()
     found = {id(v): v for values in trying.state.values() for v in values.values() if isinstance(v, torch.Tensor)}
     return sum(one.untyped_storage().nbytes() for one in found.values())

@@ -137,19 +137,19 @@ class Identity:
         if dist.is_available() and dist.is_initialized():
             dist.destroy_process_group(group)
 
-    def on_main_process(self, function: _F | None = None) -> Any:
+    def on_main_process(self, function: _F | None = None) -> Callable[..., Any]:
         """Decorate a function to run on rank 0 only; elsewhere it returns None."""
         return _only_if(function, here=self.is_main_process)
 
-    def on_local_main_process(self, function: _F | None = None) -> Any:
+    def on_local_main_process(self, function: _F | None = None) -> Callable[..., Any]:
         """Decorate a function to run once a machine; elsewhere it returns None."""
         return _only_if(function, here=self.is_local_main_process)
 
-    def on_last_process(self, function: _F | None = None) -> Any:
+    def on_last_process(self, function: _F | None = None) -> Callable[..., Any]:
         """Decorate a function to run on the last rank only; elsewhere it returns None."""
         return _only_if(function, here=self.is_last_process)
 
-    def on_process(self, function: _F | None = None, process_index: int = 0) -> Any:
+    def on_process(self, function: _F | None = None, process_index: int = 0) -> Callable[..., Any]:
         """Decorate a function to run on rank ``process_index`` only; elsewhere it returns None. Alone it runs.
 
         Raises ``ConfigError`` where there is no such rank among several.
@@ -158,7 +158,7 @@ class Identity:
             checks.rank("on_process", "process_index", process_index, self.num_processes)
         return _only_if(function, here=self.process_index == process_index or not self.use_distributed)
 
-    def on_local_process(self, function: _F | None = None, local_process_index: int = 0) -> Any:
+    def on_local_process(self, function: _F | None = None, local_process_index: int = 0) -> Callable[..., Any]:
         """Decorate a function to run on each machine's rank ``local_process_index``; else as ``on_process``."""
         if self.use_distributed:
             here = self._process.world.local_world_size
@@ -172,7 +172,7 @@ def _exchange(call: str, problem: str | None) -> list[str | None]:
     return gather.all_objects(problem)
 
 
-def _only_if(function: _F | None, *, here: bool) -> Any:
+def _only_if(function: _F | None, *, here: bool) -> Callable[..., Any]:
     if function is None:
         return functools.partial(_only_if, here=here)
 

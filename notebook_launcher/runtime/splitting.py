@@ -34,7 +34,7 @@ def _lengths(inputs: Any, name: str) -> list[tuple[str, int]]:
     if isinstance(inputs, Mapping):
         return [pair for key, child in inputs.items() for pair in _lengths(child, f"{name}[{key!r}]")]
     if isinstance(inputs, str) or not hasattr(inputs, "__len__"):
-        raise TypeError(f"a {type(inputs).__name__} ({inputs!r:.40}) can't be split between processes; give a list")
+        raise TypeError(f"{inputs!r:.40} ({type(inputs).__name__}) can't be split between processes; give a list")
     return [(name, len(inputs))]
 
 

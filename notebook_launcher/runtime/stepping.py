@@ -82,7 +82,8 @@ class Stepping(Identity):
                 loss_sum = cross_entropy(model(x).flatten(0, 1), labels.flatten(), reduction="sum")
                 accelerator.backward(loss_sum, num_items=(labels != -100).sum())
 
-        Every process then calls it as often. Other keywords are those of ``torch.Tensor.backward``.
+        Every process then calls it as often. Other keywords are those of ``torch.Tensor.backward``. Raises
+        ``ValueError`` where only some losses of a group come with ``num_items``, ``ConfigError`` for a negative one.
         """
         checks.instance("backward", loss, torch.Tensor, "a loss as the model gave it, a tensor")
         window = self._accumulation.current
@@ -108,7 +109,9 @@ class Stepping(Identity):
         """
         if optimizer is None:
             optimizer = self._optimizers
-        for one in map(self.prepare_optimizer, optimizer if isinstance(optimizer, list | tuple) else [optimizer]):
+        for given in optimizer if isinstance(optimizer, list | tuple) else [optimizer]:
+            checks.instance("unscale_gradients", given, torch.optim.Optimizer, "an optimizer")
+            one = self.prepare_optimizer(given)
             window = one.current_window()
             if window.scaling is not None and window.sync:
                 window.scaling.unscale(one.optimizer)

@@ -69,6 +69,7 @@ def test_device_placement_needs_one_entry_an_object():
     [
         ("prepare_model", 3, "takes a model, and was given 3, of type int"),
         ("prepare_model", nn.Linear, "takes a model, and was given .*Linear.*, of type type"),
+        ("unscale_gradients", [3], "takes an optimizer, and was given 3, of type int"),
         ("prepare_optimizer", nn.Linear(1, 1), "takes an optimizer, and was given Linear.*, of type Linear"),
         ("prepare_scheduler", 3, "takes a learning-rate scheduler, and was given 3"),
         ("prepare_data_loader", [1], r"takes a DataLoader, and was given \[1\], of type list"),

@@ -37,9 +37,10 @@ def test_each_call_begins_anew():
     assert [train(), train()] == [25, 25]
 
 
-def test_when_no_size_is_left_it_says_so():
+def test_when_no_size_is_left_it_says_so(caplog):
     with pytest.raises(RuntimeError, match="no batch size is small enough for train: 100 and smaller"):
         fits(0, [])()
+    assert caplog.messages[-1] == "train ran out of memory with the batch size 1; next is none."
 
 
 def test_another_error_is_raised_as_it_is():

@@ -272,7 +272,7 @@ def test_its_text_is_for_people():
     ids=range(8),
 )
 def test_what_cannot_be_is_said(options, text):
-    with pytest.raises(ConfigError, match=text.replace("(", r"\(").replace("?", r"\?").replace(".", r"\.")):
+    with pytest.raises(ConfigError, match="^" + text.replace("(", r"\(").replace("?", r"\?").replace(".", r"\.")):
         estimate(Net(), **options)
 
 

@@ -20,6 +20,7 @@ from notebook_launcher import (
     GradScalerKwargs,
     ProfileKwargs,
     ProjectConfiguration,
+    find_executable_batch_size,
     init_empty_weights,
     set_seed,
     skip_first_batches,
@@ -63,6 +64,15 @@ def say(accelerator: Accelerator) -> None:
     def only_once(text: str) -> str:
         return text
 
+    @accelerator.on_process(process_index=0)
+    def there(text: str) -> str:
+        return text
+
+    @find_executable_batch_size(starting_batch_size=4)
+    def half(batch_size: int) -> int:
+        return batch_size // 2
+
+    accelerator.print(there("first"), half())
     only_once("main")
     accelerator.print(accelerator.process_index, accelerator.num_processes, accelerator.device)
     alone: bool = accelerator.distributed_type == DistributedType.NO
