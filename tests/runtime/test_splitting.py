@@ -79,7 +79,7 @@ def test_unequal_lengths_are_named():
 
 @pytest.mark.parametrize("inputs", [3, "text", {"a": [1], "b": None}])
 def test_what_has_no_items_is_refused(inputs):
-    with pytest.raises(TypeError, match=r" \(int|str|NoneType\) can't be split between processes; give a list"):
+    with pytest.raises(TypeError, match=r" \((int|str|NoneType)\) can't be split between processes; give a list"):
         piece(inputs, 0, 2)
 
 
